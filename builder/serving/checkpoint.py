@@ -122,7 +122,7 @@ def refuse_gguf(subject: str) -> None:
     """Raise if a user means a checkpoint in the format of llama.cpp.
 
     Raises:
-        UsageError: it is one.
+        UsageError: it is in GGUF, or a folder of such files without a configuration.
     """
     folder = Path(subject)
     if folder.is_dir():

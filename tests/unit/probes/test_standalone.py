@@ -22,7 +22,7 @@ APPLIER = sorted(package_file("applier").glob("*.py"))
 #: What the files may import besides the standard library: what the image itself is about.
 ALLOWED = {"vllm", "torch", "packaging", "pip", "flashinfer", "cutlass"}
 #: Files that are shipped as they are; all others are in archives.
-ALONE = {"wheel_loader", "audit_model"}
+ALONE = {"wheel_loader", "audit_model", "mod_run"}
 CATALOG = Catalog.discover()
 MODS = {CATALOG.profile(name).mod: name for name in CATALOG.profile_files}
 

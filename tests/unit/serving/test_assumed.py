@@ -46,7 +46,9 @@ class Offline:
         self.folders: list[Path] = []
         self.sized: list[bool] = []
 
-    def ask(self, folder: Path, flags: list[tuple[str, ...]], device: object) -> list[ModelAnswer]:
+    def ask(
+        self, folder: Path, flags: list[tuple[str, ...]], device: object, _weights: object
+    ) -> list[ModelAnswer]:
         self.folders.append(folder)
         self.sized.append(device is not None)
         return [self.answer] * len(flags)
