@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.errors import UsageError
+from builder.ptx.coverage import coverage_of
 from builder.ptx.decoder import MOST_SHARED
 from builder.ptx.launchfile import (
     APART,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from builder.ptx.coverage import Coverage
     from builder.ptx.findings import FoundRace
     from builder.ptx.source import Kernel, Parameter
 
@@ -85,6 +87,8 @@ class Result:
 
     kernel: str
     runs: tuple[ScheduleRun, ...]
+    #: how much of the kernel ran, and which lines did not, in all schedules together
+    coverage: Coverage
     _arrays: tuple[NDArray[Any], ...]
 
     def __getitem__(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -124,8 +128,9 @@ class Result:
             raise AssertionError(f"{self.kernel}:\n{self}")
 
     def __str__(self) -> str:
-        """The findings, one a line."""
-        return "\n".join([*map(str, self.races), *self.faults]) or "no race and no fault"
+        """The findings, one a line; without any, how much of the kernel that is said of."""
+        found = [*map(str, self.races), *self.faults]
+        return "\n".join(found) or f"no race and no fault; {self.coverage}"
 
     __repr__ = __str__
 
@@ -155,7 +160,7 @@ def run(
         UsageError: the PTX cannot be read, or the arguments do not match the kernel.
     """
     file, arrays = launch_of(ptx, kernel, grid, block, arguments, shared=shared, cluster=cluster)
-    program, runs = program_of(file, Path("kernel")), []
+    program, runs, covered = program_of(file, Path("kernel")), [], set[int]()
     for schedule in schedules_of(schedules):
         single = run_once(file, program, schedule, watch=True)
         contents = tuple(
@@ -163,12 +168,14 @@ def run(
             for region, array in zip(single.memory.regions, arrays, strict=True)
         )
         one = single.run
+        covered |= {*one.covered}
         runs.append(
             ScheduleRun(
                 str(schedule), one.fault, one.deadlock, one.races, one.instructions, contents
             )
         )
-    return Result(program.kernel.name, tuple(runs), tuple(arrays))
+    coverage = coverage_of(program, covered)
+    return Result(program.kernel.name, tuple(runs), coverage, tuple(arrays))
 
 
 def launch_of(

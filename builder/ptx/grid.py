@@ -200,15 +200,21 @@ class Grid:
             Fault: a thread did something invalid.
             Deadlock: no thread can continue.
         """
-        with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
-            self._run()
+        try:
+            with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
+                self._run()
+        finally:
+            self._count()
         self.outcome.races, self.outcome.printed = self.races(), self._state.printed
+        return self.outcome
+
+    def _count(self) -> None:
+        """What ran, also before a fault."""
         starts = np.flatnonzero(self._executions)
         self.outcome.covered = {*starts.tolist()} - self._added
         self.outcome.instructions = int(
             (self._executions[starts] * (self._ends[starts] - starts)).sum()
         )
-        return self.outcome
 
     def _fill(self, live: dict[int, Block]) -> None:
         """Make clusters while there is room, and give each its first turn; some then have ended."""

@@ -263,7 +263,7 @@ def test_a_kernel_is_judged_by_races_between_warps_and_blocks() -> None:
 
 def reply_of(*runs: Run, error: str = "") -> Reply:
     """What came of one kernel."""
-    ran = (Ran("k", "f" * 64, 4, runs),) if runs else ()
+    ran = (Ran("k", "f" * 64, 4, runs, 9, ("k.py:7", "k.py:8")),) if runs else ()
     return Reply(error=error, stage="call" if error else "", ran=ran)
 
 
@@ -309,8 +309,8 @@ def test_right_values_pass_with_the_launches_listed() -> None:
     check = first(GOOD, GOOD)
     assert (check.status, check.name) == ("pass", "b12x GEMM, tile 128x128")
     assert check.seen == (
-        "128 values right, in 1 launch and 2 schedules each; no race; 2 of 4 basic blocks ran; "
-        "18 warp instructions"
+        "128 values right, in 1 launch and 2 schedules each; no race; 2 of 4 basic blocks, "
+        "7 of 9 source lines ran; 18 warp instructions"
     )
     assert check.where == "FlashInfer 0.6.9 + CuTe DSL 4.4.2 of t; PTX ffffffffffff"
     assert check.figures == {
@@ -344,10 +344,16 @@ def test_an_uninitialised_read_fails_if_it_can_matter() -> None:
 
 
 def test_coverage_is_reported_for_each_kernel() -> None:
-    ran = (Ran("k", "f" * 64, 4, (GOOD,)), Ran("l", "f" * 64, 5, (GOOD,)))
+    ran = (
+        Ran("k", "f" * 64, 4, (GOOD,), 9, ("k.py:7", "k.py:9", "k.py:10")),
+        Ran("k", "f" * 64, 4, (GOOD,), 9, ("k.py:8", "k.py:9", "k.py:10")),
+        Ran("l", "f" * 64, 5, (GOOD,), 3, ("l.py:4",)),
+    )
     replies = [Reply(error="", stage="", ran=ran)] * len(wanted_launches([LINEAR]))
     check = next(check_numbers(target_of(replies, LINEAR)))
-    assert "; 2 of 4 and 2 of 5 basic blocks ran; " in check.seen
+    assert "; 2 of 4 and 2 of 5 basic blocks, 7 of 9 and 2 of 3 source lines ran; " in check.seen
+    assert check.unreached == ("k.py:9", "k.py:10", "l.py:4"), "of both launches of a kernel"
+    assert first(GOOD, WRONG).unreached == ("k.py:7", "k.py:8"), "whatever was found"
 
 
 @pytest.mark.parametrize(
