@@ -7,7 +7,7 @@ np.testing.assert_allclose(result[out], x + y)
 
 from __future__ import annotations
 
-import re
+import operator
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from builder.ptx.coverage import Coverage
     from builder.ptx.findings import FoundRace
     from builder.ptx.source import Kernel, Parameter
-
-
-_ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,36 +194,37 @@ def launch_of(
     names = list(arguments) if isinstance(arguments, dict) else None
     values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
     sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
-    file = LaunchFile("launch", text, _full_name(text, kernel), *sizes, shared, (), ())
+    file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
-    if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared <= MOST_SHARED:
+    size = _whole(shared)
+    if size is None or not 0 <= size <= MOST_SHARED:
         raise UsageError(f"shared is {shared!r:.60}: whole bytes, at most {MOST_SHARED}")
     parameters = _parameters(values, program.kernel, arrays, memory)
     clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
-    return replace(file, parameters=parameters, memory=memory, cluster=clusters), arrays
-
-
-def _full_name(text: str, kernel: str) -> str:
-    """The one kernel whose name contains this, unless one has exactly this name."""
-    names: list[str] = _ENTRY.findall(text)
-    parts = [name for name in names if kernel in name]
-    if kernel in names or not parts:
-        return kernel
-    if len(parts) > 1:
-        raise UsageError(f"{kernel!r} is a part of {len(parts)} names: {', '.join(parts)}")
-    return parts[0]
+    changes: dict[str, Any] = {"kernel": program.kernel.name, "shared": size}
+    return replace(file, parameters=parameters, memory=memory, cluster=clusters, **changes), arrays
 
 
 def _triple(size: int | Sequence[int], what: str, most: int) -> tuple[int, int, int]:
     sizes = [*size] if isinstance(size, list | tuple | np.ndarray) and np.ndim(size) else [size]
-    whole = [int(n) for n in sizes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
+    whole = [*filter(None, map(_whole, sizes))]
     if not 1 <= len(sizes) <= 3 or len(whole) < len(sizes) or min(whole) < 1:
         raise UsageError(f"{what} of {size}: one to three numbers of at least 1")
     x, y, z = (*whole, 1, 1)[:3]
     if x * y * z > most:
         raise UsageError(f"{what} of {size}: {most} are the most")
     return x, y, z
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number of Python's or numpy's, also as an array of no dimensions."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _array_of(value: Any) -> NDArray[Any] | None:
@@ -291,9 +289,22 @@ def _bytes(value: Any, parameter: Parameter, address: int, what: str) -> bytes:
         if not 0 <= at < 2**64:
             raise UsageError(f"{what}: an offset of {value.offset} bytes")
         return at.to_bytes(8, "little")
-    if isinstance(value, bytes | np.generic | np.ndarray):
-        return bytes(value) if isinstance(value, bytes) else value.tobytes()
+    if isinstance(value, np.generic | np.ndarray):
+        _check_kind(value, parameter, what)
+        return value.tobytes()
+    if isinstance(value, bytes):
+        return value
     return _number(value, parameter, what)
+
+
+def _check_kind(value: Any, parameter: Parameter, what: str) -> None:
+    """Refuse a number of numpy's whose bits mean another number in the parameter's type."""
+    of_numpy = {"i": "us", "u": "us", "f": "f"}.get(value.dtype.kind, "")
+    if of_numpy and parameter.kind in ("u", "s", "f") and parameter.kind not in of_numpy:
+        raise UsageError(
+            f"{what} is a {value.dtype} of numpy's, {value}; the parameter is "
+            f".{parameter.kind}{8 * parameter.size}"
+        )
 
 
 def _number(value: Any, parameter: Parameter, what: str) -> bytes:

@@ -134,16 +134,28 @@ class CarriedMemory:
 
 
 def program_of(file: LaunchFile, path: Path) -> Program:
-    """The kernel that a launch names, decoded; without a name, the only one.
+    """The kernel that a launch names, decoded.
 
     Raises:
-        UsageError: the PTX cannot be read, or lacks the kernel.
+        UsageError: the PTX cannot be read, or does not have one kernel of this name.
     """
-    kernels = _module(file.ptx).entries
-    name = file.kernel or (kernels[0] if len(kernels) == 1 else "")
-    if name not in kernels:
-        raise UsageError(f"{path}: no kernel {name}; it has {', '.join(kernels) or 'none'}")
-    return _program(file.ptx, name)
+    return _program(file.ptx, kernel_named(_module(file.ptx).entries, file.kernel, path))
+
+
+def kernel_named(kernels: Sequence[str], name: str, path: Path) -> str:
+    """The kernel of a name, or of a part of it that no other has; without a name, the only one.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    found = [name] if name in kernels else [one for one in kernels if name in one]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        which = f"{name!r} is a part of" if name else "which kernel? it has"
+        raise UsageError(f"{path}: {which} {len(found)} names: {', '.join(found)}")
+    what = f"no kernel {name}; it has {', '.join(kernels)}" if kernels else "it has no kernel"
+    raise UsageError(f"{path}: {what}")
 
 
 @lru_cache(maxsize=4)

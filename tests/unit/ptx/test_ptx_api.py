@@ -164,6 +164,10 @@ def test_numbers_of_numpy_and_of_python() -> None:
     assert result[out].tolist() == (x + 2).tolist(), "a whole number for .f32"
     with pytest.raises(UsageError, match=r"argument 2 is 7.0; the parameter is .* \.u32"):
         run(GOOD, "add", 2, 32, [x, out, 7.0, 0.5])
+    assert run(GOOD, "add", np.array(2), 32, [x, out, 64, 2], shared=np.int64(4)).faults == ()
+    for wrong in ([x, out, np.float32(7), 0.5], [x, out, 64, np.int32(2)]):
+        with pytest.raises(UsageError, match=r"of numpy's, [27].*; the parameter is \.[uf]32"):
+            run(GOOD, "add", 2, 32, wrong)
     for size in (True, np.array([2.0]), np.array([[1]])):
         with pytest.raises(UsageError, match="one to three numbers"):
             run(GOOD, "add", size, 32, [x, out, 64, 0.5])  # type: ignore[arg-type]

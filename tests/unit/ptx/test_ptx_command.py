@@ -158,6 +158,19 @@ def test_a_run_that_ends_in_a_fault_counts_what_ran_before(ptx: Callable[..., Ca
         assert found["runs"][0]["instructions"] > 0
 
 
+def test_several_kernels_are_listed_where_a_launch_names_none_or_a_part(
+    ptx: Callable[..., Called],
+) -> None:
+    entry = GOOD[GOOD.index(".visible") :]
+    two = GOOD + entry.replace("entry total(", "entry subtotal(") + entry.replace("total(", "mean(")
+    several = "total.ptx: which kernel? it has 3 names: total, subtotal, mean\n"
+    assert several in ptx("run", two).err
+    part = "total.ptx: 'tal' is a part of 2 names: total, subtotal\n"
+    assert part in ptx("run", two, kernel="tal").err
+    assert ptx("run", two, kernel="total").out.startswith("total: ")
+    assert ptx("run", two, kernel="sub").out.startswith("subtotal: ")
+
+
 def test_a_wrong_value_alone_is_found(ptx: Callable[..., Called]) -> None:
     wrong = {"array": "sum", "exact": {"values": [128.0]}}
     called = ptx("run", GOOD, result=wrong)
@@ -345,7 +358,7 @@ def test_a_npy_file_of_another_type(ptx: Callable[..., Called]) -> None:
         (GOOD.replace("[%r5]", "[%r5+x]"), "PTX line 24: not understood: ld.shared.f32"),
         (GOOD.replace("bra MEET", "bra"), "PTX line 21: a branch to a label that does not exist"),
         ("hello", "there is no .target directive: is this PTX?"),
-        (".target sm_121a\n", "total.ptx: no kernel ; it has none"),
+        (".target sm_121a\n", "total.ptx: it has no kernel"),
         (b"\x7fELF\xff\xfe", "total.ptx is not PTX: it is not UTF-8 text"),
     ],
     ids=["opcode", "operands", "address", "branch", "text", "no kernel", "binary"],
