@@ -390,6 +390,18 @@ def test_what_this_machine_caused_is_no_failure(error: str) -> None:
     assert error.partition(": ")[2] in check.reason
 
 
+def test_the_time_of_launches_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time, and the reply of a program that took it all names the variable."""
+    name = "SPARK_BUILD_LAUNCH_SECONDS"
+    assert kernels.launch_seconds() == 600
+    monkeypatch.setenv(name, "90")
+    assert kernels.launch_seconds() == 90
+    for text in ("0", "-1", "ten", "1.5", "9999999"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(UsageError, match=f"{name}='{text}' is not a number of seconds"):
+            kernels.launch_seconds()
+
+
 def test_a_target_that_cannot_run_is_not_run() -> None:
     for check in check_numbers(target_of(SparkBuildError("no index", hint="look"), LINEAR)):
         assert (check.status, check.reason) == ("not-run", "no index; try: look")
@@ -512,9 +524,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         folder, what = tmp_path / "torch", "a torch"
 
     def ask(
-        _python: Path, request: Mapping[str, Any], form: Any, _timeout: float, program: Program
-    ) -> Any:
-        assert program is LAUNCH
+        _python: Path, request: Mapping[str, Any], form: Any, limit: float, program: Program,
+        *, busy: bool,
+    ) -> Any:  # fmt: skip
+        assert (program, limit, busy) == (LAUNCH, 600, True)
         asked.append(request)
         kernels = []
         for number, kernel in enumerate(request["kernels"]):
@@ -564,7 +577,7 @@ def test_a_malformed_reply_gives_no_traceback(
         monkeypatch.setattr(
             kernels,
             "ask_probe",
-            lambda *_, answer=answer: replies.reply_of(answer, replies.LaunchReply),
+            lambda *_, answer=answer, **_more: replies.reply_of(answer, replies.LaunchReply),
         )
         launch = launcher()
         with pytest.raises(SparkBuildError, match="the probe's answer is malformed: "):
