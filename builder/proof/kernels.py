@@ -531,15 +531,18 @@ LAUNCHED = (
             "sms": 2,
         },
     ),
-    # FlashInfer takes this kernel for 96 and more rows of an expert
+    # FlashInfer takes this kernel for 96 and more rows of an expert.  Both experts get all tokens,
+    # a full tile of 128 rows, for which the second product has code of its own, and a rest;
+    # it adds up two slices before it stores
     Launched(
         name="b12x MoE, prefill",
         serves="nvfp4-moe",
         request={
             "kind": "moe-b12x",
-            "tokens": [100],
+            "tokens": [136],
             "experts": 2,
             "hidden": 256,
+            "intermediate": 256,
             "many": True,
             "prefill": True,
             "sms": 2,
