@@ -4,7 +4,7 @@
 instruction of the kernel (`tests.mutants`): a wait, a barrier, a fence or an arrival that is left
 out or moved, another address, scale or operand.  The changed kernel makes the same launch in three
 schedules.  Each that nothing notices is printed, with the reason if it cannot have an effect there
-(`tests.mutants.reason`).
+(`tests.mutants.reason`); those in code that the launch does not run are *not judged*.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, program_of, run_once
-from tests.mutants import drawn, lines_run, reason, unordered
+from tests.mutants import NOT_JUDGED, drawn, lines_run, reason, unordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,10 +84,12 @@ class Subject:
         found, survivors = Counter[str](), list[str]()
         kernel, (_, lines) = self.program.kernel, self.own
         for one in drawn(kernel, count, SEED):
-            word = self.seen(one.kernel) if one.line in lines else "not reached"
+            word = self.seen(one.kernel) if one.line in lines else NOT_JUDGED
+            why = ""
             if not word:
                 why = reason(kernel, one, self.seen, self.disorders)
                 word = "without effect" if why else "not noticed"
+            if word in (NOT_JUDGED, "without effect", "not noticed"):
                 survivors += [f"  line {one.line}, {one.kind}: {one.said}: {why or word}"]
             found[word] += 1
         parts = ", ".join(f"{number} {word}" for word, number in found.most_common())

@@ -5,11 +5,12 @@
 It has the kernels of the profile ``b12x-full`` launched, with its layers, and draws from their PTX
 kernels with one thing wrong: an operand or a scale of a product from another product, a wait that
 passes at once, a barrier, or an arrival or a fence left out.  Each runs in the check's own calls,
-in all schedules.  A row for each check: how many were seen of how many in code that the calls
-reach; then those that were not, and why.  Without effect are an operand of a product that nothing
-notices even where the product is NaN, of rows without a token; what `tests.mutants.redundant`
-proves; and what leaves no two accesses without order that had one (`tests.mutants.unordered`), so
-that the values are the same in every schedule of these launches.
+in all schedules.  A row for each check: how many were seen of how many in code that the calls run,
+and how many are *not judged*, as no call runs their code; then each that was not seen, and why.
+Without effect are an operand of a product that nothing notices even where the product is NaN, of
+rows without a token; what `tests.mutants.redundant` proves; and what leaves no two accesses without
+order that had one (`tests.mutants.unordered`), so that the values are the same in every schedule of
+these launches.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from builder.ptx.launchfile import read_launch
 from builder.ptx.program import Program
 from builder.ptx.runs import SCHEDULES, CarriedMemory, program_of, run_once
 from tests.mutants import (
+    NOT_JUDGED,
     OBSERVED,
     Mutant,
     Programs,
@@ -181,8 +183,9 @@ class Row:
 
     #: by kind: seen, and missed
     counts: dict[str, list[int]]
-    outside: int = 0
-    #: each mutant that was not seen, and why it cannot be; or nothing
+    #: how many are in code that no call runs
+    not_judged: int = 0
+    #: each mutant that was not seen, and why it cannot be or is not judged; or nothing
     others: list[tuple[Mutant, str, str]] = field(default_factory=list)
 
 
@@ -192,7 +195,8 @@ def row_of(check: Check, count: int, seed: int) -> Row:
     for kind, (key, program) in product(OBSERVED, check.programs.items()):
         for one in drawn_of(program.kernel, kind, count, seed):
             if one.line not in lines[key]:
-                row.outside += 1
+                row.not_judged += 1
+                row.others.append((one, program.kernel.places.at(one.line), NOT_JUDGED))
             elif check.seen(key, one.kernel):
                 row.counts[kind][0] += 1
             else:
@@ -204,19 +208,22 @@ def row_of(check: Check, count: int, seed: int) -> Row:
 
 def table(launches: dict[str, list[Path]], count: int, seed: int) -> None:
     """Draw mutants of each kernel, run them, and print what was seen."""
-    print(f"| check | {' | '.join(OBSERVED)} | without effect | not reached | seconds |")
+    print(f"| check | {' | '.join(OBSERVED)} | without effect | {NOT_JUDGED} | seconds |")
     print(f"|---|{'---|' * (len(OBSERVED) + 3)}")
     rows = {}
     for name, paths in launches.items():
         began = time.process_time()
         row = rows[name] = row_of(Check(*calls_of(paths)), count, seed)
         cells = [f"{seen} of {seen + missed}" for seen, missed in row.counts.values()]
-        same = sum(bool(why) for _, _, why in row.others)
+        same = sum(why not in ("", NOT_JUDGED) for _, _, why in row.others)
         seconds = round(time.process_time() - began)
-        print(f"| {' | '.join(map(str, (name, *cells, same, row.outside, seconds)))} |", flush=True)
+        print(
+            f"| {' | '.join(map(str, (name, *cells, same, row.not_judged, seconds)))} |", flush=True
+        )
     for name, row in rows.items():
         for one, source, why in sorted(row.others, key=lambda other: other[2]):
-            end = f"without effect, {why}" if why else "not seen"
+            end = why if why in ("", NOT_JUDGED) else f"without effect, {why}"
+            end = end or "not seen"
             print(f"{name}: line {one.line} ({source}), {one.kind}: {one.said}: {end}")
 
 

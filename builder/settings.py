@@ -57,6 +57,10 @@ TORCH_INDEX = Variable("SPARK_BUILD_TORCH_INDEX", "package index with CPU builds
 KEEP_LAUNCHES = Variable(
     "SPARK_BUILD_KEEP_LAUNCHES", "an empty directory to keep the launches of level numbers in"
 )
+LAUNCH_SECONDS = Variable(
+    "SPARK_BUILD_LAUNCH_SECONDS",
+    "seconds of processor time in which level numbers compiles and launches (default: 600)",
+)
 SERVER_IDLE = Variable(
     "SPARK_BUILD_SERVER_IDLE",
     "minutes that a process with an imported vLLM waits for questions (default: 10; 0: none)",
@@ -97,8 +101,8 @@ _OF_A_CHECKOUT = (
 VARIABLES = (
     *(
         CACHE, PATCHES, LOCK, TIME_LIMIT, EPOCH, DOCKER, DOCKER_HOST, BUILDER, KEEP_CONTAINER,
-        NVCC, TORCH, TORCH_INDEX, KEEP_LAUNCHES, SERVER_IDLE, REAL_EXTENSIONS, REGISTRY,
-        REGISTRY_USER, REGISTRY_PASSWORD, PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN,
+        NVCC, TORCH, TORCH_INDEX, KEEP_LAUNCHES, LAUNCH_SECONDS, SERVER_IDLE, REAL_EXTENSIONS,
+        REGISTRY, REGISTRY_USER, REGISTRY_PASSWORD, PLAIN_HTTP, FORGE, FORGE_CLONE, FORGE_TOKEN,
         GITHUB_TOKEN, GH_TOKEN, GITHUB_API_URL, GH_HOST, VISUAL, EDITOR, API_KEY,
     ),
     *_OF_A_CHECKOUT,

@@ -299,6 +299,8 @@ def caught(
     return ()
 
 
+#: A mutant in code that no launch runs: nothing is known of it, and it is counted as that.
+NOT_JUDGED = "not judged"
 #: Why a mutant that nothing noticed cannot have an effect in the launches that ran.
 UNREAD = "nobody reads it: NaN there is not noticed either"
 SAME_VALUE = "it gives the same value each time"

@@ -49,6 +49,7 @@ def run(
     No GPU is needed. Exit 5: a race, deadlock, fault or wrong value.
     """
     from builder.common.files import write_atomically
+    from builder.ptx.coverage import spans
     from builder.ptx.runs import run_user_kernel
 
     user_run = run_user_kernel(file, launch, schedule)
@@ -59,7 +60,9 @@ def run(
     if json:
         print_json(result)
     else:
-        print(f"{result.kernel}: {counted(result.blocks, 'basic block')}")
+        print(f"{result.kernel}: {result.coverage}")
+        if console.verbose and result.coverage.unreached:
+            print(f"not reached: {', '.join(spans(result.coverage.unreached))}")
         for one in result.runs:
             print("\n".join(_lines(one, result.blocks)))
         if result.differ:

@@ -67,7 +67,7 @@ class Checks:
             ref = self._ref(claim)
             for cache in caches:
                 if found := cache.get(cache.key_of(target, ref)):
-                    known = report_of(found, target.name, None, target.plan)
+                    known = report_of(found, target.name, None, target)
             if known is None:
                 with console.step(f"verify {target.name}"):
                     known = verify(target, levels, CheckLines())

@@ -15,6 +15,7 @@ from builder.applier.states import (
 from builder.common.console import console, counted, tell
 from builder.common.plan import PinnedPull, read_pin
 from builder.probes.dispatch_expect import describe
+from builder.ptx.coverage import spans
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,12 +211,21 @@ def _show_check(check: Check, *, again: bool = False) -> None:
         console.say(console.style(f"  {'':<17}{check.seen}", "dim"))
         if check.reason:
             console.say(console.style(f"  {'':<17}{check.reason}", "dim"))
+        _show_unreached(check)
         return
     console.say(f"  {'':<17}expected: {check.expected}")
     if check.seen:
         console.say(f"  {'':<17}seen:     {check.seen}")
     if check.reason:
         console.say(f"  {'':<17}reason:   {'the same' if again else check.reason}")
+    _show_unreached(check)
+
+
+def _show_unreached(check: Check) -> None:
+    """With ``--verbose``, the lines of which the check says nothing."""
+    if check.unreached and console.verbose:
+        lines = ", ".join(spans(check.unreached))
+        console.say(console.style(f"  {'':<17}not reached: {lines}", "dim"))
 
 
 #: The most important simulated parts; ``--verbose`` and the evidence list all.

@@ -81,7 +81,8 @@ class Verified:
         if len(failed) > _SHOWN:
             lines.append(f"and {len(failed) - _SHOWN} more")
         number = "a check" if len(failed) == 1 else f"{len(failed)} checks"
-        message = f"{target}: {number} failed:\n  " + "\n  ".join(lines)
+        as_is = f", {self.report.as_it_is}" if self.report.unapplied else ""
+        message = f"{target}{as_is}: {number} failed:\n  " + "\n  ".join(lines)
         (hint, *_) = (*self.report.verdict(self.required).todo, "")
         raise SparkBuildError(message, Exit.VERIFY_FAILED, hint)
 
@@ -235,7 +236,7 @@ def _reported(
             return _proven(_with_models(target, levels, models), levels, told)
         key = key or evidence.key_of(target, ref)
         if cached := evidence.get(key):
-            return report_of(cached, ref.text, told, target.plan)
+            return report_of(cached, ref.text, told, target)
         report = _run(_with_models(target, levels, models), levels, told)
         evidence.put(key, report, ref)
         return report
@@ -295,7 +296,7 @@ def _verified(ref: Ref, opening: Opening, evidence: EvidenceCache, key: str) -> 
     try:
         key = key or evidence.key_of(target, ref)
         if cached := evidence.get(key):
-            return report_of(cached, ref.text, CheckLines(), target.plan)
+            return report_of(cached, ref.text, CheckLines(), target)
         report = verify(target, DEFAULT_LEVELS, CheckLines())
         evidence.put(key, report, ref)
         return report

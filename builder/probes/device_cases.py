@@ -302,17 +302,26 @@ class Experts:
 
 @dataclasses.dataclass
 class Tokens:
-    """Activations [M,H] and the experts of each, all with the same weight."""
+    """Activations [M,H] and the experts of each."""
 
     name: str
     x: Any
     chosen: Any
     experts: int
+    #: the weight of each route [M,top-k], float64; None: the same for all, and 1 for each token
+    shares: Any = None
+
+    def weights(self) -> Any:
+        """The weight of each route."""
+        top_k = self.chosen.shape[1]
+        equal = torch.full(self.chosen.shape, 1.0 / top_k, dtype=torch.float64)
+        return equal if self.shares is None else self.shares
 
     def logits(self) -> Any:
-        """Router logits [M,E] whose softmax is 1/top-k for the chosen experts and 0 elsewhere."""
-        logits = torch.full((len(self.chosen), self.experts), -200.0)
-        return logits.scatter(1, self.chosen, 0.0)
+        """Router logits [M,E] whose softmax is in proportion to the routes' weights, else 0."""
+        logits = torch.full((len(self.chosen), self.experts), -200.0, dtype=torch.float64)
+        top_k = self.chosen.shape[1]
+        return logits.scatter(1, self.chosen, torch.log(self.weights() * top_k)).float()
 
 
 def make_experts(
@@ -473,6 +482,18 @@ def dense_tokens(
     return Tokens("dense", x, chosen, experts)
 
 
+def with_unequal_shares(tokens: Tokens, *, whole: bool = False) -> Tokens:
+    """The same tokens, with a weight for each route that its neighbours do not have.
+
+    1, 1/2, 1/4 and so on in turn: powers of two round nothing, and the turns are one longer than
+    the routes of a token.  ``whole``: those of a token add up to 1, as a router's do.
+    """
+    top_k = tokens.chosen.shape[1]
+    turn = torch.arange(tokens.chosen.numel()).reshape(tokens.chosen.shape) % (top_k + 1)
+    shares = 0.5 ** turn.double()
+    return dataclasses.replace(tokens, shares=shares / shares.sum(-1, True) if whole else shares)
+
+
 def between(experts: Experts, tokens: Tokens) -> Any:
     """silu(gate) * up for each token and chosen expert, [M,top-k,I] float64.
 
@@ -492,7 +513,7 @@ def expect(experts: Experts, tokens: Tokens, products: str, roundings: int | Non
     the others' sum: top-k + 1 roundings of at most the sum of magnitudes, or a known number.
     """
     inner = between(experts, tokens)
-    top_k = tokens.chosen.shape[1]
+    top_k, weights = tokens.chosen.shape[1], tokens.weights()
     dense = experts.down.dense()
     exact = torch.zeros_like(tokens.x)
     size = torch.zeros_like(tokens.x)
@@ -512,9 +533,10 @@ def expect(experts: Experts, tokens: Tokens, products: str, roundings: int | Non
             quanta=left[row, slot][:, None] * right[expert][None, :],
         )
         summing = part.bound - roundoff * part.exact.abs()
-        exact.index_add_(0, row, part.exact / top_k)
-        size.index_add_(0, row, part.exact.abs() / top_k)
-        bound.index_add_(0, row, summing / top_k)
+        share = weights[row, slot][:, None]
+        exact.index_add_(0, row, part.exact * share)
+        size.index_add_(0, row, part.exact.abs() * share)
+        bound.index_add_(0, row, summing * share)
         lossy |= part.lossy
     bound += (roundings or top_k + 1) * roundoff * (1 + 2.0**-6) * size
     return reference.Expectation(exact, bound, lossy)

@@ -226,9 +226,17 @@ class Fused:
         for name, weight in (("w13", experts.gate_up), ("w2", experts.down)):
             values[f"{name}_weight"] = pack(weight.codes)
             values[f"{name}_weight_scale"] = weight.scales
-            values[f"{name}_weight_scale_2"] = weight.factor
+            values[f"{name}_weight_scale_2"] = Fused.global_scale(name, weight.factor)
             values[f"{name}_input_scale"] = float("nan") if kind == "w4a16-moe" else 1.0
         return values
+
+    @staticmethod
+    def global_scale(name: str, factor: Any) -> Any:
+        """A global scale in a checkpoint's form: of each expert, for gate and up one each."""
+        if isinstance(factor, float):
+            return factor
+        each = factor.flatten()
+        return each[:, None].expand(-1, 2) if name == "w13" else each
 
     def __call__(self, tokens: Any) -> Any:
         """The experts' output for some tokens."""

@@ -163,9 +163,11 @@ def moe_cases(ask: dict[str, Any]) -> Iterator[Case]:
     if mode:
         as_for_a16_experts()
     for number in ask["tokens"]:
-        tokens = device_cases.dense_tokens(number, count, top_k, hidden, finer=bool(mode))
+        drawn = device_cases.dense_tokens(number, count, top_k, hidden, finer=bool(mode))
+        tokens = device_cases.with_unequal_shares(drawn)
         for one in device_cases.batches(tokens, degenerate=ask.get("inputs") == "degenerate"):
-            yield _moe(experts, one, count, top_k, mode)
+            ones = bool(ask.get("narrow")) and multiplies()
+            yield _moe(experts, one, count, top_k, mode, ones=ones)
 
 
 #: FlashInfer's kernels of experts for SM12x, and the module that selects one.
@@ -261,12 +263,71 @@ def exactly(experts: Any, tokens: Any) -> Any:
 
     Each share is rounded to bfloat16 once.  The first is added to zero, which rounds nothing, and
     each of the others is rounded with what is there: as many roundings as shares, of at most the
-    sum of their magnitudes.
+    sum of their magnitudes.  A kernel may round a product before it multiplies it by the weight of
+    the route; that is no rounding more only if the weight is a power of two.
     """
-    return device_cases.expect(experts, tokens, "bf16", roundings=tokens.chosen.shape[1])
+    powers = bool((torch.frexp(tokens.weights())[0] == 0.5).all())
+    roundings = tokens.chosen.shape[1] + (0 if powers else 1)
+    return device_cases.expect(experts, tokens, "bf16", roundings=roundings)
 
 
-def _moe(experts: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> Case:
+@dataclasses.dataclass
+class Scales:
+    """Global scales of experts, another power of two for each, and block scales that go with them.
+
+    Exact: no block scale leaves the normal numbers of E4M3.  Up to 8 experts.
+    """
+
+    #: of the first product; a kernel that quantises also divides the activations by it
+    w1_alpha: Any
+    #: what the values between are divided by before they are quantised
+    fc2_input: Any
+    #: of the second product
+    w2_alpha: Any
+    gate_up: Any
+    down: Any
+
+
+def multiplies() -> bool:
+    """Whether the kernel for narrow experts multiplies by the scales that the others divide by.
+
+    FlashInfer 0.6.18 calls all of them with the same; vLLM gives it 1, with which both are right.
+    """
+    try:
+        narrow: Any = importlib.import_module(f"{PACKAGE}.moe_direct_micro_kernel")
+    except ModuleNotFoundError:
+        return False
+    return not hasattr(narrow.MoEDirectMicroKernel, "_multiplier_scale")
+
+
+def scales_apart(experts: Any, mode: str, *, ones: bool = False) -> Scales:
+    """The same experts, with a global scale of its own for each in each place.
+
+    Of the second product it is not in proportion to what the values between were divided by: a
+    kernel that takes both of another expert is wrong too.  ``ones``: activations have 1, as from
+    vLLM.
+    """
+    number = torch.arange(len(experts.down.codes))
+    # without quantising, block scales go with the first, and leave less room below
+    first = 2.0 ** (2 - number if mode else number - 2)
+    between, down = 2.0**number, 2.0 ** (number - 5)
+    if ones:
+        first = between = torch.ones(len(number))
+
+    def over(scales: Any, factors: Any) -> Any:
+        return (scales.float() / factors[:, None, None]).to(scales.dtype)
+
+    gate_up, alpha = experts.gate_up.scales, float(experts.down.factor) * down
+    if mode:  # nothing is quantised between
+        gate_up = over(gate_up, first)
+    else:
+        alpha = alpha * between
+    return Scales(first, between, alpha, gate_up, over(experts.down.scales, down))
+
+
+def _moe(
+    experts: Any, tokens: Any, count: int, top_k: int, mode: str = "", *, ones: bool = False
+) -> Case:
     to_mma = importlib.import_module("flashinfer.cute_dsl.utils").convert_sf_to_mma_layout
     inner = experts.down.codes.shape[2]
 
@@ -282,12 +343,12 @@ def _moe(experts: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> C
         laid = to_mma(flat.view(torch.float8_e4m3fn), m=rows, k=columns, num_groups=count)
         return packed, laid, flat
 
-    up = weight(halves_swapped(experts.gate_up.codes), halves_swapped(experts.gate_up.scales))
-    down = weight(experts.down.codes, experts.down.scales.view(torch.uint8))
+    scales = scales_apart(experts, mode, ones=ones)
+    up = weight(halves_swapped(experts.gate_up.codes), halves_swapped(scales.gate_up))
+    down = weight(experts.down.codes, scales.down.view(torch.uint8))
     x = tokens.x.to(torch.bfloat16)
     chosen = tokens.chosen.to(torch.int32).contiguous().as_subclass(OnCuda)
-    weights = torch.full(chosen.shape, 1.0 / top_k)
-    one, alpha = torch.ones(count), torch.full((count,), float(experts.down.factor))
+    weights = tokens.weights().float()
     out = torch.full(x.shape, float("nan"), dtype=torch.bfloat16)
     expected = exactly(experts, tokens)
 
@@ -298,11 +359,11 @@ def _moe(experts: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> C
             token_final_scales=weights,
             w1_weight=up[0],
             w1_weight_sf=up[1],
-            w1_alpha=one,
-            fc2_input_scale=one,
+            w1_alpha=scales.w1_alpha,
+            fc2_input_scale=scales.fc2_input,
             w2_weight=down[0],
             w2_weight_sf=down[1],
-            w2_alpha=alpha,
+            w2_alpha=scales.w2_alpha,
             num_experts=count,
             top_k=top_k,
             num_local_experts=count,
@@ -311,7 +372,8 @@ def _moe(experts: Any, tokens: Any, count: int, top_k: int, mode: str = "") -> C
             **({"quant_mode": mode} if mode else {}),
         )
 
-    inputs = [x, chosen, weights, up[0], down[0], up[2], down[2], alpha]
+    apart = (scales.w1_alpha, scales.fc2_input, scales.w2_alpha)
+    inputs = [x, chosen, weights, up[0], down[0], up[2], down[2], *apart]
     name = f"{tokens.name}, {len(x)} tokens, {count} experts, {x.shape[1]}x{inner}"
     return Case(name, call, inputs, out, expected.exact, expected.bound)
 

@@ -249,8 +249,13 @@ def handed_experts() -> HandedExperts:
     return HandedExperts()
 
 
-def shared(weight: Any, part: float) -> Any:
-    """The same weight with a larger global scale: a power of two is exact."""
+def apart(count: int, part: float) -> Any:
+    """A global scale for each expert: a part, or that times a power of two."""
+    return part * 2.0 ** torch.arange(count).double()[:, None, None]
+
+
+def shared(weight: Any, part: Any) -> Any:
+    """The same weight with another global scale: a power of two is exact."""
     scales = (weight.scales.float() / part).to(weight.scales.dtype)
     return reference.Nvfp4(weight.codes, scales, weight.factor * part)
 
@@ -307,8 +312,11 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     small = ask.get("small")
     make_experts = device_cases.make_experts if small else device_cases.dense_experts
     experts = make_experts(count, hidden, inner, finer=finer)
-    down = as_checkpoints_have(experts.down) if small == "down" else shared(experts.down, 2.0**-3)
-    experts = same = device_cases.Experts(shared(experts.gate_up, 2.0**-2), down)
+    # with small scales the rounding is what counts, and each expert has the same
+    parts = (2.0**-2, 2.0**-3) if small else (apart(count, 2.0**-2), apart(count, 2.0**-3))
+    down = experts.down
+    down = as_checkpoints_have(down) if small == "down" else shared(down, parts[1])
+    experts = same = device_cases.Experts(shared(experts.gate_up, parts[0]), down)
     if small == "up":
         experts, same = with_small_up(experts)
     try:
@@ -318,6 +326,7 @@ def expert_cases(ask: dict[str, Any], probe: Any) -> Iterator[Case]:
     for number in ask["tokens"]:
         make_tokens = _few if small else device_cases.dense_tokens
         tokens = make_tokens(number, count, device_probe.TOP_K, hidden, finer=finer)
+        tokens = tokens if small else device_cases.with_unequal_shares(tokens, whole=True)
         expected = launch_cases.exactly(same, tokens)
 
         def call(tokens: Any = tokens) -> None:

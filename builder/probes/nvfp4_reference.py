@@ -89,11 +89,14 @@ def unpack(packed: Any) -> Any:
 
 @dataclasses.dataclass
 class Nvfp4:
-    """A matrix: codes [.., rows, K] uint8, scales [.., rows, K/16] E4M3, one global factor."""
+    """A matrix: codes [.., rows, K] uint8, scales [.., rows, K/16] E4M3, one global factor.
+
+    Of several matrices the factor may be a tensor with one number for each: [E, 1, 1].
+    """
 
     codes: Any
     scales: Any
-    factor: float = 1.0
+    factor: Any = 1.0
 
     def dense(self) -> Any:
         """The exact values, float64."""
@@ -102,7 +105,7 @@ class Nvfp4:
 
     def quanta(self) -> Any:
         """For each row, a power of two that divides every value."""
-        factor = granules(torch.tensor([self.factor], dtype=torch.float64))
+        factor = granules(torch.as_tensor(self.factor, dtype=torch.float64))
         return granules(self.scales.double()) * 0.5 * factor
 
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from builder.common.plan import PlanDocument
     from builder.common.pypi import PackageIndex
     from builder.common.reference import Ref
     from builder.proof.checks import Listener
@@ -178,12 +177,13 @@ class EvidenceCache:
 
 
 def report_of(
-    entry: KeptEvidence, name: str, heard: Listener | None, plan: PlanDocument | None = None
+    entry: KeptEvidence, name: str, heard: Listener | None, target: VerifyTarget | None = None
 ) -> Report:
     """The report from the cache for a target of this name; ``heard`` hears it as if it ran."""
     report = Report(
         target=name,
-        plan=plan or read(entry.plan, BakedPlan),
+        plan=target.plan if target else read(entry.plan, BakedPlan),
+        unapplied=target.unapplied if target else (),
         digests=entry.digests,
         checks=list(entry.checks),
         cached=entry.when,

@@ -72,6 +72,13 @@ class Check(Part, frozen=True, kw_only=True):
         Mapping[str, int | float],
         Meta(description="numbers worth drawing, such as instruction counts by name"),
     ] = {}
+    unreached: Annotated[
+        tuple[Text, ...],
+        Meta(
+            description="of level numbers: source lines of the kernels that no launch of the "
+            "check ran; what is wrong there is not seen"
+        ),
+    ] = ()
     refusal: Annotated[
         Text,
         Meta(

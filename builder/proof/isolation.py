@@ -461,18 +461,64 @@ def call(command: Command) -> str:
     return out
 
 
+#: How many seconds of the clock count as one of processor time.  Our choice: also of a machine that
+#: others use each program gets more than a tenth.
+_WAITING = 10
+
+
+def processor_time(pid: int) -> float:
+    """Seconds of processor time of a process and of those that it started, ended or not.
+
+    Raises:
+        OSError: it has ended, or this system does not tell.
+    """
+    folder = Path("/proc") / str(pid)
+    fields = (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    for task in (folder / "task").iterdir():
+        for child in (task / "children").read_text("utf-8").split():
+            with contextlib.suppress(OSError):  # it ends meanwhile, and its parent has its time
+                total += processor_time(int(child))
+    return total
+
+
+class Clock:
+    """Tells how long a process may still run: by the clock, or by its processor time.
+
+    A process that waits for ever takes no processor time, so the clock counts too, at a tenth.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], seconds: float, *, busy: bool) -> None:
+        self._pid, self._busy, self._seconds = process.pid, busy, seconds
+        self._began = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        passed = time.monotonic() - self._began
+        if not self._busy:
+            return passed > self._seconds
+        with contextlib.suppress(OSError):
+            return max(processor_time(self._pid), passed / _WAITING) > self._seconds
+        return passed > self._seconds
+
+
 def ended(
-    process: subprocess.Popen[str], text: str | None = None, timeout: float = math.inf
+    process: subprocess.Popen[str],
+    text: str | None = None,
+    timeout: float = math.inf,
+    *,
+    busy: bool = False,
 ) -> tuple[str, str]:
     """The output and errors of a process that reads ``text``; ``timeout`` is in seconds.
 
-    It is killed if it takes longer, or if this work was cancelled.
+    It is killed if it takes longer, or if this work was cancelled.  ``busy``: as `Clock` says,
+    seconds of processor time.
 
     Raises:
         subprocess.TimeoutExpired: it takes longer.
         WorkCancelled: the work of this thread was cancelled.
     """
-    until = time.monotonic() + timeout
+    clock = Clock(process, timeout, busy=busy)
     try:
         while True:
             try:
@@ -480,7 +526,7 @@ def ended(
             except subprocess.TimeoutExpired:
                 text = None  # which the process has, or still gets
                 check_cancelled()
-                if time.monotonic() > until:
+                if clock.is_over():
                     raise
     except BaseException:
         process.kill()

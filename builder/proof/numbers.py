@@ -26,6 +26,7 @@ from builder.proof.kernels import (
 from builder.proof.replies import cached, machine_cause
 from builder.proof.sandbox import NoDsl
 from builder.proof.target import Refusal
+from builder.ptx.coverage import order
 from builder.ptx.findings import UNWAITED
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     findings, figures = Findings.of(runs), figures_of(reply)
     if findings.words:
         seen = "; ".join(findings.words)
-        return _check(one, "fail", seen, where=where, simulated=simulated, figures=figures)
+        return _check(
+            one, "fail", seen, where=where, simulated=simulated, figures=figures, reply=reply
+        )
     values = sum(run.values for run in runs)
     races = f"no race; {findings.unset}" if findings.unset else "no race"
     seen = (
@@ -130,7 +133,7 @@ def _judged(one: Launched, reply: Reply, replies: Replies, target: str) -> Check
     )
     if one.serves == "w4a16-moe" and not any("w4a16" in ran.kernel.lower() for ran in reply.ran):
         seen = f"{seen}; {ROUNDED}"
-    return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures)
+    return _check(one, "pass", seen, where=where, simulated=simulated, figures=figures, reply=reply)
 
 
 def judged(run: Run) -> tuple[FoundRace, ...]:
@@ -214,11 +217,22 @@ def _covered(reply: Reply) -> dict[tuple[str, str], set[int]]:
     return covered
 
 
+def _unreached(reply: Reply) -> dict[tuple[str, str], list[str]]:
+    """Source lines that no launch ran, by PTX and kernel."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for ran in reply.ran:
+        before = lines.setdefault((ran.ptx, ran.kernel), [*ran.unreached])
+        now = {*ran.unreached}
+        before[:] = [line for line in before if line in now]
+    return lines
+
+
 def _coverage(reply: Reply) -> str:
-    covered = _covered(reply)
-    blocks = {(ran.ptx, ran.kernel): ran.blocks for ran in reply.ran}
-    parts = [f"{len(seen)} of {blocks[kernel]}" for kernel, seen in covered.items()]
-    return f"{' and '.join(parts)} basic blocks ran"
+    kernels = {(ran.ptx, ran.kernel): ran for ran in reply.ran}
+    unreached = _unreached(reply)
+    blocks = [f"{len(seen)} of {kernels[key].blocks}" for key, seen in _covered(reply).items()]
+    lines = [f"{ran.lines - len(unreached[key])} of {ran.lines}" for key, ran in kernels.items()]
+    return f"{' and '.join(blocks)} basic blocks, {' and '.join(lines)} source lines ran"
 
 
 def _where(one: Launched, reply: Reply, replies: Replies, target: str) -> str:
@@ -245,7 +259,9 @@ def _check(
     moot: bool = False,
     simulated: tuple[str, ...] = (),
     figures: Mapping[str, int] | None = None,
+    reply: Reply | None = None,
 ) -> Check:
+    lines = _unreached(reply) if reply else {}
     return Check(
         level="numbers",
         name=one.name,
@@ -257,4 +273,5 @@ def _check(
         moot=moot,
         simulated=simulated,
         figures=figures or {},
+        unreached=tuple(sorted({line for one in lines.values() for line in one}, key=order)),
     )

@@ -23,7 +23,7 @@ from builder.errors import SparkBuildError
 from builder.images.engines.oci import name_of_both
 from builder.images.engines.runcommands import RUN
 from builder.layers.catalog import Catalog
-from builder.proof.checks import KINDS, LEVELS, Check, Necessity
+from builder.proof.checks import DEFAULT_LEVELS, KINDS, LEVELS, Check, Necessity, few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,6 +45,8 @@ _FAMILIES = (
 )
 _SELECTED = re.compile(r"(?:Using|Selected|selected) '?(?:NvFp4LinearBackend\.)?([\w.]*\w)'?")
 _SHOWN = 3
+#: Where a command of the verdict writes the image that another one verifies.
+_PATCHED = "oci:patched"
 
 Proof = Literal["proven", "not-proven", "failed"]
 
@@ -117,6 +119,14 @@ class Report:
     necessity: list[Necessity] | None = None
     #: when an earlier run made these checks; None if this run did
     cached: Moment | None = None
+    #: layers of the plan that the target was not built with, and that would change files of it
+    unapplied: tuple[str, ...] = ()
+
+    @property
+    def as_it_is(self) -> str:
+        """In words, which layers the target lacks."""
+        layers = f"{len(self.unapplied)} layers" if len(self.unapplied) > 1 else "a layer"
+        return f"as it is, without {layers} of the plan ({few(self.unapplied)})"
 
     def of(self, status: Status) -> list[Check]:
         """Checks with a status."""
@@ -160,6 +170,10 @@ def _verdict_of(report: Report, require: Sequence[str]) -> Verdict:
     missing = [c for c in report.of("not-run") if not c.moot or (c.level in require and not c.idle)]
     absent = [level for level in require if level not in ran]
     parts = []
+    if report.unapplied:
+        with_them = "" if report.plan.base.ref == LAYOUT else next(_building(report))
+        words = f"; with them: {with_them}" if with_them else ""
+        parts.append(f"The target {report.as_it_is}{words}.")
     status: Proof = "proven"
     if failed := report.of("fail"):
         status = "failed"
@@ -257,19 +271,33 @@ def _todo(report: Report, missing: Sequence[Check]) -> Iterator[str]:
 
 def _repairs(report: Report) -> Iterator[str]:
     """The command that builds the plan, if the target lacks layers of it or has other files."""
-    plan = report.plan
-    if plan.base.ref == LAYOUT or not any(
+    lacks = any(
         check.level == "static" and check.name.startswith("layer ") for check in report.of("fail")
-    ):
+    )
+    if report.plan.base.ref != LAYOUT and (lacks or report.unapplied):
+        yield from _building(report)
+
+
+def _building(report: Report) -> Iterator[str]:
+    """The command that builds the plan, and the one that runs the same levels on that."""
+    plan = report.plan
+    ran = dict.fromkeys(check.level for check in report.checks)
+    if base_kind(plan.base.kind).is_installed or {*ran} <= {*DEFAULT_LEVELS}:
+        yield _built(plan)
         return
+    yield f"{_built(plan)} --output {_PATCHED}"
+    yield f"spark-build verify {_PATCHED} --level {','.join(ran)}"
+
+
+def _built(plan: PlanDocument) -> str:
+    """The command that builds a plan."""
     pulls = {pull.layer: pull.request for pull in plan.pulls}
     layers = [*plan.profiles, *(n for n in _outside_profiles(plan) if n not in pulls)]
     words = ["--layers", ",".join(layers)] if layers else []
     words += [word for request in pulls.values() for word in ("--with-pr", request)]
     if base_kind(plan.base.kind).is_installed:
-        yield shlex.join(["spark-build", "apply", Ref(plan.base.ref).place, *words])
-    else:
-        yield shlex.join(["spark-build", "image", *words, "--base", plan.base.ref])
+        return shlex.join(["spark-build", "apply", Ref(plan.base.ref).place, *words])
+    return shlex.join(["spark-build", "image", *words, "--base", plan.base.ref])
 
 
 def _outside_profiles(plan: PlanDocument) -> list[str]:

@@ -50,6 +50,7 @@ def verify(
         target=target.name,
         plan=target.plan,
         digests=target.digests,
+        unapplied=target.unapplied,
     )
     for level in levels:
         with console.progress(

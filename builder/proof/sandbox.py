@@ -306,8 +306,9 @@ def ask_probe(
     program: Program = DISPATCH,
     instead_of: Path | None = None,
     apart: IsolatedRun | None = None,
+    busy: bool = False,
 ) -> T:
-    """Run a program with an interpreter; ``timeout`` is in seconds.
+    """Run a program with an interpreter; ``timeout`` is in seconds, if ``busy`` of processor time.
 
     ``instead_of`` is a directory that the interpreter must not see, because the request's ``paths``
     have its replacement; nothing is written there.  With ``apart`` it runs isolated.
@@ -322,13 +323,16 @@ def ask_probe(
         if instead_of is not None:
             command[1:1] = ["-B", "-c", _WITHOUT, str(instead_of)]
         if apart is None:
-            answer = _run_probe(tuple(command), text, timeout, program.name)
+            answer = _run_probe(tuple(command), text, timeout, program.name, busy)
         else:
             seen = (*_folders_of(request), *interpreter_folders(python), program.file())
             answer = apart.isolation.run(command, text, seen, timeout)
         result = json.loads(answer)
     except subprocess.TimeoutExpired:
-        raise SandboxUnavailable(f"{program.name} took more than {timeout:.0f} s") from None
+        of_what = " of processor time" if busy else ""
+        raise SandboxUnavailable(
+            f"{program.name} took more than {timeout:.0f} s{of_what}"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise SandboxUnavailable(f"{program.name} gave no result: {error}") from None
     if not isinstance(result, dict):
@@ -390,7 +394,9 @@ def _folders_of(request: Mapping[str, object]) -> Iterator[Path]:
 
 
 @cache
-def _run_probe(command: tuple[str, ...], request: str, timeout: float, name: str) -> str:
+def _run_probe(
+    command: tuple[str, ...], request: str, timeout: float, name: str, busy: bool
+) -> str:
     """The output of a probe.  A sandbox's paths are named by content, so the same request
     has the same reply during this process.  Temporary files of torch and the CuTe DSL are
     removed afterwards.
@@ -407,7 +413,7 @@ def _run_probe(command: tuple[str, ...], request: str, timeout: float, name: str
             env=probe_environment(folder),
         ) as process,
     ):
-        out, errors = ended(process, request, timeout)
+        out, errors = ended(process, request, timeout, busy=busy)
         return checked_output(process.returncode, out, errors, name)
 
 

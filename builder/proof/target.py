@@ -146,6 +146,13 @@ class VerifyTarget:
             return None
         return find_unrecorded(image, self.subject.identity.site_packages, self.tree)
 
+    @property
+    def unapplied(self) -> tuple[str, ...]:
+        """Layers that would change files of it, and that it was not built with."""
+        if self.label is not None or self.subject.is_planned:
+            return ()
+        return tuple(one.name for one in self.plan.layers if one.state == "needed" and one.files)
+
     def planned(self, tree: Tree, env: Mapping[str, str]) -> VerifyTarget:
         """The same expectations of other files, with their complete environment."""
         return replace(

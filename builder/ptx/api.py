@@ -7,7 +7,7 @@ np.testing.assert_allclose(result[out], x + y)
 
 from __future__ import annotations
 
-import re
+import operator
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.errors import UsageError
+from builder.ptx.coverage import coverage_of
 from builder.ptx.decoder import MOST_SHARED
 from builder.ptx.launchfile import (
     APART,
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from builder.ptx.coverage import Coverage
     from builder.ptx.findings import FoundRace
     from builder.ptx.source import Kernel, Parameter
-
-
-_ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +84,8 @@ class Result:
 
     kernel: str
     runs: tuple[ScheduleRun, ...]
+    #: how much of the kernel ran, and which lines did not, in all schedules together
+    coverage: Coverage
     _arrays: tuple[NDArray[Any], ...]
 
     def __getitem__(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -124,8 +125,9 @@ class Result:
             raise AssertionError(f"{self.kernel}:\n{self}")
 
     def __str__(self) -> str:
-        """The findings, one a line."""
-        return "\n".join([*map(str, self.races), *self.faults]) or "no race and no fault"
+        """The findings, one a line; without any, how much of the kernel that is said of."""
+        found = [*map(str, self.races), *self.faults]
+        return "\n".join(found) or f"no race and no fault; {self.coverage}"
 
     __repr__ = __str__
 
@@ -155,7 +157,7 @@ def run(
         UsageError: the PTX cannot be read, or the arguments do not match the kernel.
     """
     file, arrays = launch_of(ptx, kernel, grid, block, arguments, shared=shared, cluster=cluster)
-    program, runs = program_of(file, Path("kernel")), []
+    program, runs, covered = program_of(file, Path("kernel")), [], set[int]()
     for schedule in schedules_of(schedules):
         single = run_once(file, program, schedule, watch=True)
         contents = tuple(
@@ -163,12 +165,14 @@ def run(
             for region, array in zip(single.memory.regions, arrays, strict=True)
         )
         one = single.run
+        covered |= {*one.covered}
         runs.append(
             ScheduleRun(
                 str(schedule), one.fault, one.deadlock, one.races, one.instructions, contents
             )
         )
-    return Result(program.kernel.name, tuple(runs), tuple(arrays))
+    coverage = coverage_of(program, covered)
+    return Result(program.kernel.name, tuple(runs), coverage, tuple(arrays))
 
 
 def launch_of(
@@ -190,36 +194,37 @@ def launch_of(
     names = list(arguments) if isinstance(arguments, dict) else None
     values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
     sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
-    file = LaunchFile("launch", text, _full_name(text, kernel), *sizes, shared, (), ())
+    file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
-    if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared <= MOST_SHARED:
+    size = _whole(shared)
+    if size is None or not 0 <= size <= MOST_SHARED:
         raise UsageError(f"shared is {shared!r:.60}: whole bytes, at most {MOST_SHARED}")
     parameters = _parameters(values, program.kernel, arrays, memory)
     clusters = None if cluster is None else _triple(cluster, "a cluster", MOST_OF_CLUSTER)
-    return replace(file, parameters=parameters, memory=memory, cluster=clusters), arrays
-
-
-def _full_name(text: str, kernel: str) -> str:
-    """The one kernel whose name contains this, unless one has exactly this name."""
-    names: list[str] = _ENTRY.findall(text)
-    parts = [name for name in names if kernel in name]
-    if kernel in names or not parts:
-        return kernel
-    if len(parts) > 1:
-        raise UsageError(f"{kernel!r} is a part of {len(parts)} names: {', '.join(parts)}")
-    return parts[0]
+    changes: dict[str, Any] = {"kernel": program.kernel.name, "shared": size}
+    return replace(file, parameters=parameters, memory=memory, cluster=clusters, **changes), arrays
 
 
 def _triple(size: int | Sequence[int], what: str, most: int) -> tuple[int, int, int]:
     sizes = [*size] if isinstance(size, list | tuple | np.ndarray) and np.ndim(size) else [size]
-    whole = [int(n) for n in sizes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
+    whole = [*filter(None, map(_whole, sizes))]
     if not 1 <= len(sizes) <= 3 or len(whole) < len(sizes) or min(whole) < 1:
         raise UsageError(f"{what} of {size}: one to three numbers of at least 1")
     x, y, z = (*whole, 1, 1)[:3]
     if x * y * z > most:
         raise UsageError(f"{what} of {size}: {most} are the most")
     return x, y, z
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number of Python's or numpy's, also as an array of no dimensions."""
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def _array_of(value: Any) -> NDArray[Any] | None:
@@ -284,9 +289,22 @@ def _bytes(value: Any, parameter: Parameter, address: int, what: str) -> bytes:
         if not 0 <= at < 2**64:
             raise UsageError(f"{what}: an offset of {value.offset} bytes")
         return at.to_bytes(8, "little")
-    if isinstance(value, bytes | np.generic | np.ndarray):
-        return bytes(value) if isinstance(value, bytes) else value.tobytes()
+    if isinstance(value, np.generic | np.ndarray):
+        _check_kind(value, parameter, what)
+        return value.tobytes()
+    if isinstance(value, bytes):
+        return value
     return _number(value, parameter, what)
+
+
+def _check_kind(value: Any, parameter: Parameter, what: str) -> None:
+    """Refuse a number of numpy's whose bits mean another number in the parameter's type."""
+    of_numpy = {"i": "us", "u": "us", "f": "f"}.get(value.dtype.kind, "")
+    if of_numpy and parameter.kind in ("u", "s", "f") and parameter.kind not in of_numpy:
+        raise UsageError(
+            f"{what} is a {value.dtype} of numpy's, {value}; the parameter is "
+            f".{parameter.kind}{8 * parameter.size}"
+        )
 
 
 def _number(value: Any, parameter: Parameter, what: str) -> bytes:

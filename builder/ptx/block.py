@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from builder.ptx.machine import (
+    COOPERATIVE,
     EXIT,
     LANES,
     NOT_UNDERSTOOD,
@@ -309,6 +310,7 @@ class Warp:
             "%smid": where % MULTIPROCESSORS, "%nsmid": MULTIPROCESSORS,
             "%dynamic_smem_size": launch.shared, "%total_smem_size": block.shared.size,
             "%cluster_ctarank": block.rank, "%cluster_nctarank": math.prod(launch.cluster),
+            "%envreg1": COOPERATIVE >> 32, "%envreg2": COOPERATIVE & 0xFFFFFFFF,
         }  # fmt: skip
         for number, axis in enumerate("xyz"):
             size = launch.cluster[number]

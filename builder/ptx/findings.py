@@ -111,6 +111,9 @@ class Ran(Part, frozen=True):
     #: basic blocks of the kernel
     blocks: int
     runs: tuple[Run, ...]
+    #: lines of the kernel's source, and those of which no run executed an instruction
+    lines: int = 0
+    unreached: tuple[str, ...] = ()
 
 
 class CallRuns(Part, frozen=True, kw_only=True):

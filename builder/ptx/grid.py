@@ -13,6 +13,8 @@ from builder.ptx.block import MOST_MEMORY, Cluster, Launch, LaunchState
 from builder.ptx.decoder import MOST_SHARED, PRED, U16, U32, U64
 from builder.ptx.machine import (
     ALL_LANES,
+    COOPERATIVE,
+    COOPERATIVE_BYTES,
     EXIT,
     LANES,
     NOT_UNDERSTOOD,
@@ -98,6 +100,18 @@ def _own_regions(layout: Layout) -> Iterable[Region]:
         yield Region(address, data, one.writable, one.name)
 
 
+def _cooperates(layout: Layout) -> bool:
+    """Whether the kernel asks for the barrier of a cooperative launch, as ``this_grid()`` does."""
+    return not {"%envreg1", "%envreg2"}.isdisjoint(layout.special)
+
+
+def _drivers_regions(layout: Layout) -> Iterable[Region]:
+    """What the driver has for a cooperative launch."""
+    if _cooperates(layout):
+        data = np.array([COOPERATIVE_BYTES, 0], np.uint32).view(np.uint8)
+        yield Region(COOPERATIVE, data, True, "the grid's barrier")
+
+
 def _block_bytes(layout: Layout, launch: Launch) -> int:
     """What a block needs.
 
@@ -144,7 +158,13 @@ class Grid:
         self._state = LaunchState(
             launch,
             program.layout,
-            GlobalMemory([*memory.regions, *_own_regions(program.layout)]),
+            GlobalMemory(
+                [
+                    *memory.regions,
+                    *_own_regions(program.layout),
+                    *_drivers_regions(program.layout),
+                ]
+            ),
             program.kernel.places,
             eager=self.schedule.order == "eager",
             races=LaunchRaces(
@@ -165,6 +185,13 @@ class Grid:
         if any(one.opcode == "clusterlaunchcontrol" for one in program.kernel.code):
             more = int(self.random.integers(math.prod(launch.grid)))
             self._room = min(self._most, 1 + more) if self.schedule.seed > 0 else 1
+        if _cooperates(program.layout):
+            self._room = math.prod(launch.grid)
+            if self._room > self._most:
+                raise PtxError(
+                    f"blocks that meet at a barrier of the grid are all there at once: "
+                    f"{self._room} blocks, and {self._most} fit here"
+                )
         self.outcome = Outcome()
         #: by the first instruction of a basic block: how often it ran, and where it ends
         self._executions = np.zeros(len(program.steps) + 1, np.int64)
@@ -200,15 +227,21 @@ class Grid:
             Fault: a thread did something invalid.
             Deadlock: no thread can continue.
         """
-        with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
-            self._run()
+        try:
+            with np.errstate(all="ignore"):  # what PTX makes of overflow and NaN is no error
+                self._run()
+        finally:
+            self._count()
         self.outcome.races, self.outcome.printed = self.races(), self._state.printed
+        return self.outcome
+
+    def _count(self) -> None:
+        """What ran, also before a fault."""
         starts = np.flatnonzero(self._executions)
         self.outcome.covered = {*starts.tolist()} - self._added
         self.outcome.instructions = int(
             (self._executions[starts] * (self._ends[starts] - starts)).sum()
         )
-        return self.outcome
 
     def _fill(self, live: dict[int, Block]) -> None:
         """Make clusters while there is room, and give each its first turn; some then have ended."""

@@ -25,6 +25,9 @@ PARAMETERS = 1 << 60
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 56, 1 << 55
 #: The addresses of functions, of a module's variables, and of memory that a kernel allocates.
 FUNCTIONS, DATA_BASE, HEAP = 1 << 57, 1 << 46, 1 << 45
+#: Where the driver has memory for a cooperative launch: its size, and a barrier of the grid, zero
+#: at first, of 32 bits each.  CUDA's ``this_grid()`` reads the address from %envreg1 and %envreg2.
+COOPERATIVE, COOPERATIVE_BYTES = 1 << 44, 8
 #: The offset of a block's own shared memory in the shared window: the first KiB is reserved.
 SHARED_BASE = 1024
 #: In the window of a cluster's shared memory, the bits above this one have the rank of a block plus
@@ -39,7 +42,7 @@ SPECIAL = (
       for axis in "xyz"),
     "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
     "%lanemask_ge", "%lanemask_gt", "%smid", "%nsmid", "%cluster_ctarank", "%cluster_nctarank",
-    "%dynamic_smem_size", "%total_smem_size",
+    "%dynamic_smem_size", "%total_smem_size", "%envreg1", "%envreg2",
 )  # fmt: skip
 #: Special registers that change, with their width; a clock advances whenever it is read.
 CLOCKS = {"%clock": 32, "%clock_hi": 32, "%clock64": 64, "%globaltimer": 64,

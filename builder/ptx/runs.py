@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 
 from builder.common.document import Count, Digest, Document, Part, Text
 from builder.errors import UsageError
+from builder.ptx.coverage import Coverage, coverage_of
 from builder.ptx.findings import CallRuns, FoundRace, Line, Ran, Run
 from builder.ptx.grid import Grid, Schedule
 from builder.ptx.launchfile import TYPES, compare, read_launch
@@ -75,15 +76,14 @@ def run_files(paths: Sequence[Path], schedules: Sequence[Schedule] = SCHEDULES) 
             if single.run.fault:
                 break
             carried_memory.keep(file, memory)
-    return [
-        Ran(
-            program.kernel.name,
-            hashlib.sha256(without_places(file.ptx).encode()).hexdigest(),
-            len(program.blocks),
-            tuple(own),
-        )
-        for file, program, own in zip(files, programs, runs, strict=True)
-    ]
+    return [_ran(*one) for one in zip(files, programs, runs, strict=True)]
+
+
+def _ran(file: LaunchFile, program: Program, runs: Sequence[Run]) -> Ran:
+    """All runs of a launch."""
+    digest = hashlib.sha256(without_places(file.ptx).encode()).hexdigest()
+    seen = coverage_of(program, (block for run in runs for block in run.covered))
+    return Ran(program.kernel.name, digest, seen.blocks, tuple(runs), seen.lines, seen.unreached)
 
 
 def watches(schedule: Schedule, program: Program) -> bool:
@@ -134,16 +134,28 @@ class CarriedMemory:
 
 
 def program_of(file: LaunchFile, path: Path) -> Program:
-    """The kernel that a launch names, decoded; without a name, the only one.
+    """The kernel that a launch names, decoded.
 
     Raises:
-        UsageError: the PTX cannot be read, or lacks the kernel.
+        UsageError: the PTX cannot be read, or does not have one kernel of this name.
     """
-    kernels = _module(file.ptx).entries
-    name = file.kernel or (kernels[0] if len(kernels) == 1 else "")
-    if name not in kernels:
-        raise UsageError(f"{path}: no kernel {name}; it has {', '.join(kernels) or 'none'}")
-    return _program(file.ptx, name)
+    return _program(file.ptx, kernel_named(_module(file.ptx).entries, file.kernel, path))
+
+
+def kernel_named(kernels: Sequence[str], name: str, path: Path) -> str:
+    """The kernel of a name, or of a part of it that no other has; without a name, the only one.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    found = [name] if name in kernels else [one for one in kernels if name in one]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        which = f"{name!r} is a part of" if name else "which kernel? it has"
+        raise UsageError(f"{path}: {which} {len(found)} names: {', '.join(found)}")
+    what = f"no kernel {name}; it has {', '.join(kernels)}" if kernels else "it has no kernel"
+    raise UsageError(f"{path}: {what}")
 
 
 @lru_cache(maxsize=4)
@@ -187,19 +199,18 @@ def run_once(
     launch = file.launch(program.kernel)
     grid = Grid(program, launch, memory, schedule, watch=watch, as_gpus=as_gpus, strict=strict)
     places = program.kernel.places
-    outcome = None
+    ended = False
     try:
-        outcome = grid.run()
+        grid.run()
+        ended = True
     except Fault as fault:
         fault.source = places.at(fault.line)
         fields.update(fault=str(fault), deadlock=isinstance(fault, Deadlock))
     races = grid.races()
     fields["races"] = tuple(distinct_races(races, file.ptx.split("\n"), places)) if races else ()
-    if outcome is None:
-        return SingleRun(Run(**fields), memory)
-    fields["instructions"] = outcome.instructions
-    fields["covered"] = tuple(sorted(outcome.covered))
-    if file.expected is not None:
+    fields["instructions"] = grid.outcome.instructions
+    fields["covered"] = tuple(sorted(grid.outcome.covered))
+    if ended and file.expected is not None:
         comparison = compare(file.expected.read(memory), file.expected)
         fields.update(values=comparison.values, wrong=comparison.wrong)
         fields["said"] = str(comparison) if comparison.wrong else ""
@@ -303,6 +314,7 @@ class KernelRuns(RunKernel, frozen=True, kw_only=True):
         tuple[Text, ...],
         Meta(description="arrays in which the schedules left different bytes"),
     ]
+    coverage: Annotated[Coverage, Meta(description="what ran in any schedule")]
 
 
 class SeenRace(FoundRace, frozen=True, kw_only=True):
@@ -392,7 +404,7 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
         program = program_of(file, ptx)
     except PtxError as error:
         raise UsageError(f"{ptx}: {error}", hint=error.hint) from None
-    runs, files = [], {}
+    runs, files, covered = [], {}, set[int]()
     for schedule in schedules:
         try:
             single = run_once(file, program, schedule, watch=True)
@@ -405,6 +417,7 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
             name = array.name.removesuffix(".npy")
             files[f"{str(schedule).replace(' ', '-')}/{name}.npy"] = _npy(array, data)
         run = single.run
+        covered |= {*run.covered}
         runs.append(
             OwnRun(run.schedule, run.fault, run.deadlock, run.races, run.values, run.wrong,
                    run.said, run.instructions, len(run.covered), tuple(outputs))
@@ -416,6 +429,7 @@ def run_user_kernel(ptx: Path, launch: Path, words: Sequence[str] = ()) -> UserR
         blocks=len(program.blocks),
         runs=tuple(runs),
         differ=_differ(runs),
+        coverage=coverage_of(program, covered),
     )
     return UserRun(kernel_runs, files)
 

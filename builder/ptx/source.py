@@ -70,11 +70,19 @@ class Places:
 
     def at(self, line: int) -> str:
         """``kernel.py:12`` for a line of PTX; empty without line info."""
-        number = bisect_right(self._lines, line)
-        place = self._places[number - 1] if number else _Place()
+        place = self._place(line)
         source = self._named(place.file, place.line)
         outer = self._named(place.outer, place.at)
         return f"{source}, inlined at {outer}" if source and outer else source
+
+    def written(self, line: int) -> str:
+        """The same of code that was inlined: only where it is written."""
+        place = self._place(line)
+        return self._named(place.file, place.line)
+
+    def _place(self, line: int) -> _Place:
+        number = bisect_right(self._lines, line)
+        return self._places[number - 1] if number else _Place()
 
     def _named(self, file: int, line: int) -> str:
         return f"{self._files[file]}:{line}" if line and file in self._files else ""

@@ -93,7 +93,8 @@ FORMS: dict[str, str] = {
         fma{_ROUND}.f64 T T T T
         fma{_ROUND}{{|.ftz}}.f32x2 l l l l
         fma.rn{{|.ftz}}{{|.sat|.relu}}{{.f16|.f16x2}} T T T T
-        fma.rn{{|.relu|.oob}}{{.bf16|.bf16x2}} T T T T
+        fma.rn{{|.relu}}{{.bf16|.bf16x2}} T T T T
+        fma.rn.oob{{|.relu}}{{.f16|.f16x2|.bf16|.bf16x2}} T T T T
         fma{{|{_ROUND[1:-1]}}}{{|.sat}}.f32{{.f16|.bf16}} r h h r
         mad{_ROUND}{{.f32|.f64}} T T T T
         div{{.approx|.full}}{{|.ftz}}.f32 T T T

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from benchmarks.mutants import Subject
+from benchmarks.observability import Check, row_of
 from builder.ptx.block import Launch
 from builder.ptx.findings import FoundRace, Line, Run
 from builder.ptx.grid import Grid, Schedule
-from builder.ptx.launchfile import Array, LaunchFile
+from builder.ptx.launchfile import Array, ExpectedResult, LaunchFile
 from builder.ptx.memory import GlobalMemory, Region
 from builder.ptx.program import Program
 from builder.ptx.runs import run_once
 from builder.ptx.source import Instruction, Name, Number, Vector, kernels_of
 from tests.mutants import (
     AS_BEFORE,
+    NOT_JUDGED,
     OBSERVED,
     SAME_VALUE,
     UNREAD,
@@ -217,6 +221,53 @@ def test_a_block_that_does_not_wait_is_noticed_where_the_last_goes_first() -> No
     assert run_once(launch, without, Schedule("eager"), watch=True).run.races == ()
     assert run_once(launch, without, Schedule("lazy"), watch=True).run.races
     assert noticed([[launch]], {name: without}) == "race"
+
+
+#: Of one thread: a branch jumps over what changes the result.
+OVER = """
+.version 8.8
+.target sm_121a
+.address_size 64
+.visible .entry over(.param .u64 given)
+{
+  .reg .pred %p<2>; .reg .b32 %r<9>; .reg .b64 %rd<2>;
+  ld.param.u64 %rd1, [given];
+  mov.u32 %r1, %tid.x;
+  setp.eq.b32 %p1, %r1, 0;
+  @%p1 bra END;
+  sub.s32 %r2, %r1, %r3;
+  sub.s32 %r2, %r2, 5;
+  sub.s32 %r2, 9, %r2;
+  bar.sync 0;
+  bar.sync 1;
+  st.global.b32 [%rd1+4], %r2;
+END:
+  st.global.b32 [%rd1], 7;
+  ret;
+}
+"""
+
+
+def test_mutants_in_code_that_does_not_run_are_counted_as_not_judged(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kernel = kernels_of(OVER)["over"]
+    array = Array("given", 0x10000, bytes(8), True, "u32", (2,))
+    sizes, given = ((1, 1, 1), (1, 1, 1), 0), (0x10000).to_bytes(8, "little")
+    launch = LaunchFile("one", OVER, "over", *sizes, (given,), (array,))
+    right = replace(
+        launch, expected=ExpectedResult(0x10000, (2,), np.array([7.0, 0.0]), np.zeros(2), "u32")
+    )
+    programs = {(OVER, "over"): Program(kernel)}
+    row = row_of(Check([[right]], programs), count=6, seed=1)
+    total = sum(len(drawn_of(kernel, kind, 6, seed=1)) for kind in OBSERVED)
+    assert row.not_judged == total > 0, "barriers are in that code alone"
+    assert [why for _, _, why in row.others] == [NOT_JUDGED] * total
+    Subject("over", launch, lambda memory: int(memory.regions[0].data[0] != 7)).show(8)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert sum(map(int, re.findall(r"(\d+) [a-z]", first.partition("mutants ")[2]))) == 8
+    (number,) = re.findall(rf"(\d+) {NOT_JUDGED}", first)
+    assert sum(line.endswith(f": {NOT_JUDGED}") for line in others) == int(number) > 4
 
 
 #: Four threads; the first alone writes a result.

@@ -55,6 +55,11 @@ def cases(torch: Any) -> Any:
     return load("device_cases")
 
 
+@pytest.fixture(scope="module")
+def launch_cases(torch: Any) -> Any:
+    return load("launch_cases")
+
+
 # --------------------------------------------------------------------------------------- formats
 
 
@@ -391,6 +396,49 @@ def test_the_router_gives_each_chosen_expert_the_same(mixture: tuple[Any, Any], 
     _, tokens = mixture
     shares = torch.softmax(tokens.logits().float(), dim=-1)
     assert shares.gather(1, tokens.chosen).unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("top_k", [2, 4])
+def test_each_route_has_a_weight_of_its_own(top_k: int, cases: Any, torch: Any) -> None:
+    """Of two neighbours, and of all routes of a token; the results are in proportion."""
+    tokens = cases.dense_tokens(24, 6, top_k, 128)
+    apart = cases.with_unequal_shares(tokens, whole=True)
+    for one in (cases.with_unequal_shares(tokens), apart):
+        flat = one.weights().flatten()
+        assert bool((flat[1:] != flat[:-1]).all())
+        assert all(len(set(row)) == top_k for row in one.weights().tolist())
+    shares = torch.softmax(apart.logits().double(), dim=-1).gather(1, apart.chosen)
+    assert bool(((shares - apart.weights()).abs() < 1e-6).all())
+    weights = cases.dense_experts(6, 128, 128)
+    single = dataclasses.replace(apart, shares=torch.zeros_like(apart.shares))
+    total = torch.zeros_like(tokens.x)
+    for slot in range(top_k):
+        single.shares[...] = 0
+        single.shares[:, slot] = apart.shares[:, slot]
+        total += cases.expect(weights, single, "bf16").exact
+    assert bool((cases.expect(weights, apart, "bf16").exact - total).abs().max() < 1e-9)
+
+
+@pytest.mark.parametrize("mode", ["", "w4a16"])
+def test_each_expert_has_scales_of_its_own(
+    mode: str, cases: Any, launch_cases: Any, reference: Any, torch: Any
+) -> None:
+    """In each place another for each; and the weights are the same, exactly."""
+    experts = cases.dense_experts(8, 128, 128, finer=bool(mode))
+    scales = launch_cases.scales_apart(experts, mode)
+    for one in (scales.w1_alpha, scales.fc2_input, scales.w2_alpha):
+        assert len(set(one.tolist())) == 8
+    together = scales.w2_alpha / scales.fc2_input
+    assert mode or len(set(together.tolist())) == 8, "both of another expert give another result"
+    first = scales.w1_alpha if mode else torch.ones(8)
+    second = scales.w2_alpha if mode else together
+    for weight, block_scales, factor in (
+        (experts.gate_up, scales.gate_up, first),
+        (experts.down, scales.down, second),
+    ):
+        same = reference.Nvfp4(weight.codes, block_scales, factor.double()[:, None, None])
+        assert bool((same.dense() == weight.dense()).all())
+        assert bool((same.quanta() <= weight.quanta()).all())
 
 
 def test_every_column_and_expert_is_covered(cases: Any) -> None:

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from builder.common.console import console
 from builder.pipeline.show import CheckLines, show_plan, verdict_of_plan
@@ -82,6 +83,20 @@ def test_every_check_with_verbose(
     tell(CheckLines())
     said = capsys.readouterr().err
     assert all(one.name in said for one in CHECKS)
+
+
+def test_unreached_lines_are_shown_with_verbose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("k.py:7", "k.py:8", "k.py:11", "l.py:12")
+    checks = [structs.replace(one, unreached=lines) for one in CHECKS if one.level == "static"]
+    for verbose in (False, True):
+        monkeypatch.setattr(console, "verbose", verbose)
+        said = CheckLines()
+        for one in checks:
+            said(one)
+        text = capsys.readouterr().err
+        assert text.count("not reached: k.py:7-8, k.py:11, l.py:12\n") == len(checks) * verbose
 
 
 class Heard:

@@ -263,7 +263,7 @@ def test_a_kernel_is_judged_by_races_between_warps_and_blocks() -> None:
 
 def reply_of(*runs: Run, error: str = "") -> Reply:
     """What came of one kernel."""
-    ran = (Ran("k", "f" * 64, 4, runs),) if runs else ()
+    ran = (Ran("k", "f" * 64, 4, runs, 9, ("k.py:7", "k.py:8")),) if runs else ()
     return Reply(error=error, stage="call" if error else "", ran=ran)
 
 
@@ -309,8 +309,8 @@ def test_right_values_pass_with_the_launches_listed() -> None:
     check = first(GOOD, GOOD)
     assert (check.status, check.name) == ("pass", "b12x GEMM, tile 128x128")
     assert check.seen == (
-        "128 values right, in 1 launch and 2 schedules each; no race; 2 of 4 basic blocks ran; "
-        "18 warp instructions"
+        "128 values right, in 1 launch and 2 schedules each; no race; 2 of 4 basic blocks, "
+        "7 of 9 source lines ran; 18 warp instructions"
     )
     assert check.where == "FlashInfer 0.6.9 + CuTe DSL 4.4.2 of t; PTX ffffffffffff"
     assert check.figures == {
@@ -344,10 +344,16 @@ def test_an_uninitialised_read_fails_if_it_can_matter() -> None:
 
 
 def test_coverage_is_reported_for_each_kernel() -> None:
-    ran = (Ran("k", "f" * 64, 4, (GOOD,)), Ran("l", "f" * 64, 5, (GOOD,)))
+    ran = (
+        Ran("k", "f" * 64, 4, (GOOD,), 9, ("k.py:7", "k.py:9", "k.py:10")),
+        Ran("k", "f" * 64, 4, (GOOD,), 9, ("k.py:8", "k.py:9", "k.py:10")),
+        Ran("l", "f" * 64, 5, (GOOD,), 3, ("l.py:4",)),
+    )
     replies = [Reply(error="", stage="", ran=ran)] * len(wanted_launches([LINEAR]))
     check = next(check_numbers(target_of(replies, LINEAR)))
-    assert "; 2 of 4 and 2 of 5 basic blocks ran; " in check.seen
+    assert "; 2 of 4 and 2 of 5 basic blocks, 7 of 9 and 2 of 3 source lines ran; " in check.seen
+    assert check.unreached == ("k.py:9", "k.py:10", "l.py:4"), "of both launches of a kernel"
+    assert first(GOOD, WRONG).unreached == ("k.py:7", "k.py:8"), "whatever was found"
 
 
 @pytest.mark.parametrize(
@@ -382,6 +388,18 @@ def test_what_this_machine_caused_is_no_failure(error: str) -> None:
     check = first(error=error)
     assert check.status == "not-run"
     assert error.partition(": ")[2] in check.reason
+
+
+def test_the_time_of_launches_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processor time, and the reply of a program that took it all names the variable."""
+    name = "SPARK_BUILD_LAUNCH_SECONDS"
+    assert kernels.launch_seconds() == 600
+    monkeypatch.setenv(name, "90")
+    assert kernels.launch_seconds() == 90
+    for text in ("0", "-1", "ten", "1.5", "9999999"):
+        monkeypatch.setenv(name, text)
+        with pytest.raises(UsageError, match=f"{name}='{text}' is not a number of seconds"):
+            kernels.launch_seconds()
 
 
 def test_a_target_that_cannot_run_is_not_run() -> None:
@@ -506,9 +524,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[st
         folder, what = tmp_path / "torch", "a torch"
 
     def ask(
-        _python: Path, request: Mapping[str, Any], form: Any, _timeout: float, program: Program
-    ) -> Any:
-        assert program is LAUNCH
+        _python: Path, request: Mapping[str, Any], form: Any, limit: float, program: Program,
+        *, busy: bool,
+    ) -> Any:  # fmt: skip
+        assert (program, limit, busy) == (LAUNCH, 600, True)
         asked.append(request)
         kernels = []
         for number, kernel in enumerate(request["kernels"]):
@@ -558,7 +577,7 @@ def test_a_malformed_reply_gives_no_traceback(
         monkeypatch.setattr(
             kernels,
             "ask_probe",
-            lambda *_, answer=answer: replies.reply_of(answer, replies.LaunchReply),
+            lambda *_, answer=answer, **_more: replies.reply_of(answer, replies.LaunchReply),
         )
         launch = launcher()
         with pytest.raises(SparkBuildError, match="the probe's answer is malformed: "):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,17 @@ from builder.proof.report import (
     render_summary,
     serve_lines,
 )
+from builder.proof.run import verify
+from builder.proof.target import VerifyTarget
 from tests.documents import validated
-from tests.unit.fakes import fake_base, make_layer, make_plan_of, vllm_files
+from tests.unit.fakes import (
+    BACKEND,
+    FakeRunner,
+    fake_base,
+    make_layer,
+    make_plan_of,
+    vllm_files,
+)
 from tests.unit.imagefiles import put_vllm
 from tests.unit.plans import PULL, planned
 
@@ -135,6 +145,30 @@ def test_statuses(checks: list[Check], require: tuple[str, ...], status: str, wo
     verdict = report_of(*checks).verdict(require)
     assert verdict.status == status
     assert words in verdict.sentence
+
+
+def test_a_release_as_published_is_not_taken_for_the_patched_one() -> None:
+    """The verdict's first words, the error's first line, and the command that builds it."""
+    plan = planned(make_plan_of(fake_base(vllm_files()), make_layer("fix", BACKEND)))
+    target = VerifyTarget(
+        name="pypi:vllm==1", subject=fake_base(vllm_files()), plan=plan, layers=(),
+        runner=FakeRunner(),
+    )  # fmt: skip
+    assert target.unapplied == ("fix",)
+    assert dataclasses.replace(target, label="").unapplied == (), "an image, by its own plan"
+    assert target.planned(target.tree, {}).unapplied == (), "patched"
+    report = verify(target, ["static"])
+    assert report.unapplied == ("fix",)
+    report.checks[:] = [check("numbers", "MoE", "fail")]
+    verdict = report.verdict()
+    build = f"spark-build image --layers test,fix --base {plan.base.ref} --output oci:patched"
+    words = "as it is, without a layer of the plan (fix)"
+    assert verdict.sentence.startswith(f"The target {words}; with them: {build}. FAILED: numbers")
+    assert verdict.todo == (build, "spark-build verify oci:patched --level numbers")
+    with pytest.raises(SparkBuildError) as refused:
+        Verified(report=report, required=()).refuse_failed("pypi:vllm==1")
+    assert str(refused.value).startswith(f"pypi:vllm==1, {words}: a check failed:\n")
+    assert refused.value.hint == build
 
 
 def lacking(*names: str) -> list[Check]:

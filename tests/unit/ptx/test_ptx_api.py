@@ -47,13 +47,24 @@ def test_arrays_go_in_and_come_out() -> None:
     assert result[out].tolist() == (x + 0.5).tolist()
     assert out.tolist() == [0] * 64, "what was given is left alone"
     assert (result.races, result.faults, result.differ) == ((), (), False)
-    assert str(result) == repr(result) == "no race and no fault"
+    everything = "1 of 1 basic blocks and 7 of 7 lines ran"
+    assert str(result) == repr(result) == f"no race and no fault; {everything}"
     result.check()
     assert [one.schedule for one in result.runs] == ["eager", "lazy", "random 1"]
     last = run(GOOD, "add", 2, 32, [Pointer(x, 128), out, np.uint32(32), np.float32(0)])
     assert last[out][:32].tolist() == x[32:].tolist()
     with pytest.raises(KeyError, match="no argument"):
         result[np.zeros(1)]
+
+
+def test_what_no_schedule_reached_is_in_the_result() -> None:
+    x, out = arrays()
+    jump = "  setp.ge.u32 %p1, %r1, 0; @%p1 bra END;"
+    skips = GOOD.replace("  ret;", f"{jump}\n  trap;\nEND:\n  ret;")
+    seen = run(skips, "add", 1, 32, [x, out, 32, 0.5]).coverage
+    trap = skips[: skips.index("  trap;")].count("\n") + 1
+    assert seen.unreached == (f"line {trap}",)
+    assert (seen.lines - seen.lines_ran, seen.blocks - seen.blocks_ran) == (1, 1)
 
 
 def test_a_race_is_a_value_with_the_name_of_its_array() -> None:
@@ -153,6 +164,10 @@ def test_numbers_of_numpy_and_of_python() -> None:
     assert result[out].tolist() == (x + 2).tolist(), "a whole number for .f32"
     with pytest.raises(UsageError, match=r"argument 2 is 7.0; the parameter is .* \.u32"):
         run(GOOD, "add", 2, 32, [x, out, 7.0, 0.5])
+    assert run(GOOD, "add", np.array(2), 32, [x, out, 64, 2], shared=np.int64(4)).faults == ()
+    for wrong in ([x, out, np.float32(7), 0.5], [x, out, 64, np.int32(2)]):
+        with pytest.raises(UsageError, match=r"of numpy's, [27].*; the parameter is \.[uf]32"):
+            run(GOOD, "add", 2, 32, wrong)
     for size in (True, np.array([2.0]), np.array([[1]])):
         with pytest.raises(UsageError, match="one to three numbers"):
             run(GOOD, "add", size, 32, [x, out, 64, 0.5])  # type: ignore[arg-type]

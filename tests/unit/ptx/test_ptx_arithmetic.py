@@ -43,6 +43,12 @@ NARROW = "cvt.rn.f32.f64 %r5, %rd7;"
         ("div.s32 %r5, %r1, %r2;", (-7, 2), M1 - 2),
         ("rem.s32 %r5, %r1, %r2;", (-7, 2), M1),
         ("neg.s32 %r5, %r1;", (5,), M1 - 4),
+        # the NaN of elements outside of a tensor, of either sign; as an H200 gives them
+        ("fma.rn.oob.f16x2 %r5, %r1, %r2, %r3;", (0x3C007FF7, 0x3C003C00, 0x40004000), 0x42000000),
+        ("fma.rn.oob.bf16x2 %r5, %r1, %r2, %r3;", (0x3F803F80, 0xFFF73F80, 0x40004000), 0x00004040),
+        ("fma.rn.oob.f16x2 %r5, %r1, %r2, %r3;", (0x3C003C00, 0x3C003C00, 0x7FF74000), 0x7FFF4200),
+        ("fma.rn.oob.f16x2 %r5, %r1, %r2, %r3;", (0x7FF77FFF, 0, 0), 0x00007FFF),
+        ("fma.rn.oob.relu.bf16x2 %r5, %r1, %r2, %r3;", (0x3F807FF7, 0xBF803F80, 0), 0),
         ("abs.s32 %r5, %r1;", (-5,), 5),
         ("min.s32 %r5, %r1, %r2;", (-1, 1), M1),
         ("min.u32 %r5, %r1, %r2;", (-1, 1), 1),

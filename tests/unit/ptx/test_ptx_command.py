@@ -116,6 +116,61 @@ def test_run_reports_each_schedule(ptx: Callable[..., Called]) -> None:
     assert text.err.startswith("error: total.ptx: total is wrong in eager\n")
 
 
+#: The example, whose threads jump over a store if the sum is not negative: no run goes there.
+PARTLY = GOOD.replace(
+    "  add.f32 %f1, %f1, %f3;",
+    "  add.f32 %f1, %f1, %f3; setp.ge.f32 %p1, %f1, 0f00000000; @%p1 bra ON;\n"
+    "  neg.f32 %f1, %f1;\n  neg.f32 %f1, %f1;\nON:",
+)
+
+
+def test_what_no_schedule_reached_is_counted_and_named(ptx: Callable[..., Called]) -> None:
+    found = validated("ptx-run", ptx("run", PARTLY, "--json").json)
+    assert found["coverage"] == {
+        "blocks": 12,
+        "blocks_ran": 11,
+        "lines": 31,
+        "lines_ran": 29,
+        "unreached": ["line 36", "line 37"],
+    }
+    assert [run["covered"] for run in found["runs"]] == [11] * 3
+    text = ptx("run", PARTLY).out
+    assert text.splitlines()[0] == "total: 11 of 12 basic blocks and 29 of 31 lines ran"
+    assert "line 36" not in text
+    assert "\nnot reached: line 36-37\n" in ptx("run", PARTLY, "-v").out
+
+
+def test_with_line_info_the_lines_are_those_of_the_source(ptx: Callable[..., Called]) -> None:
+    """Of code that was inlined, where it is written."""
+    told = PARTLY.replace("  mov.u32 %r1", "  .loc 1 7 1\n  mov.u32 %r1")
+    told = told.replace("  neg", "  .loc 2 8 1, function_name $L, inlined_at 1 9 1\n  neg", 1)
+    told = told.replace("ON:", "ON:\n  .loc 1 12 1", 1)
+    told += '.file 1 "kernels/total.py"\n.file 2 "lib/add.py"\n'
+    found = validated("ptx-run", ptx("run", told, "--json").json)["coverage"]
+    assert (found["lines"], found["lines_ran"]) == (3, 2)
+    assert found["unreached"] == ["lib/add.py:8"]
+
+
+def test_a_run_that_ends_in_a_fault_counts_what_ran_before(ptx: Callable[..., Called]) -> None:
+    for kernel in (STUCK, OUTSIDE):
+        found = validated("ptx-run", ptx("run", kernel, "--json").json)
+        assert 0 < found["runs"][0]["covered"] <= found["coverage"]["blocks_ran"]
+        assert found["runs"][0]["instructions"] > 0
+
+
+def test_several_kernels_are_listed_where_a_launch_names_none_or_a_part(
+    ptx: Callable[..., Called],
+) -> None:
+    entry = GOOD[GOOD.index(".visible") :]
+    two = GOOD + entry.replace("entry total(", "entry subtotal(") + entry.replace("total(", "mean(")
+    several = "total.ptx: which kernel? it has 3 names: total, subtotal, mean\n"
+    assert several in ptx("run", two).err
+    part = "total.ptx: 'tal' is a part of 2 names: total, subtotal\n"
+    assert part in ptx("run", two, kernel="tal").err
+    assert ptx("run", two, kernel="total").out.startswith("total: ")
+    assert ptx("run", two, kernel="sub").out.startswith("subtotal: ")
+
+
 def test_a_wrong_value_alone_is_found(ptx: Callable[..., Called]) -> None:
     wrong = {"array": "sum", "exact": {"values": [128.0]}}
     called = ptx("run", GOOD, result=wrong)
@@ -303,7 +358,7 @@ def test_a_npy_file_of_another_type(ptx: Callable[..., Called]) -> None:
         (GOOD.replace("[%r5]", "[%r5+x]"), "PTX line 24: not understood: ld.shared.f32"),
         (GOOD.replace("bra MEET", "bra"), "PTX line 21: a branch to a label that does not exist"),
         ("hello", "there is no .target directive: is this PTX?"),
-        (".target sm_121a\n", "total.ptx: no kernel ; it has none"),
+        (".target sm_121a\n", "total.ptx: it has no kernel"),
         (b"\x7fELF\xff\xfe", "total.ptx is not PTX: it is not UTF-8 text"),
     ],
     ids=["opcode", "operands", "address", "branch", "text", "no kernel", "binary"],

@@ -360,7 +360,7 @@ def test_experts_for_prefill_have_a_kernel_of_their_own(release: str, planned: P
     assert not reply.error
     (ran,) = reply.ran
     assert "MoEGatedDynamicKernel" in ran.kernel
-    assert {(run.fault, run.wrong, run.values) for run in ran.runs} == {("", 0, 100 * 256)}
+    assert {(run.fault, run.wrong, run.values) for run in ran.runs} == {("", 0, 136 * 256)}
     assert {race.kind for run in ran.runs for race in judged(run)} <= {UNWRITTEN}
 
 
@@ -405,6 +405,68 @@ def test_each_barrier_and_fence_of_the_layer_is_needed(
     runs = [run for ran in reply.ran for run in ran.runs]
     assert {(run.fault, run.wrong) for run in runs} == {("", 0)}
     assert race in {one.kind for run in runs for one in judged(run)}
+
+
+(ONE_TOKEN,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token")
+(TOKENS_64,) = (one for one in LAUNCHED if one.name == "b12x MoE, 64 tokens")
+(ONE_NARROW,) = (one for one in LAUNCHED if one.name == "b12x MoE, 1 token, narrow experts")
+GATED, GENERIC, MICRO, STATIC, DIRECT = (
+    f"{FUSED}/{name}.py"
+    for name in (
+        "_moe_dynamic/gated",
+        "_moe_dynamic/generic",
+        "moe_micro_kernel",
+        "moe_static_kernel",
+        "moe_direct_micro_kernel",
+    )
+)
+FULL_TILE = "        phase2_pipeline.consumer_wait(phase2_cons_state, phase2_peek)\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "kernel", "only"),
+    [
+        (GATED, "down_alpha[task_expert_idx]", "down_alpha[0]", PREFILL, None),
+        (GATED, "global_scale[task_expert_idx]", "global_scale[0]", PREFILL, None),
+        (GATED, FULL_TILE, "", PREFILL, 0),
+        (GENERIC, "alpha[task_expert_idx]", "alpha[0]", MANY_TOKENS, None),
+        (GENERIC, "token_weights[global_row_cache]", "token_weights[0]", MANY_TOKENS, None),
+        (MICRO, "down_alpha[weight_expert_idx]", "down_alpha[0]", ONE_TOKEN, None),
+        (STATIC, "input_global_scale[expert_id]", "input_global_scale[0]", TOKENS_64, None),
+        (DIRECT, "w2_alphas[eid]", "w2_alphas[0]", ONE_NARROW, None),
+    ],
+    ids=[
+        "prefill: the scale of the second product",
+        "prefill: the scale between",
+        "prefill: a wait of a full tile",
+        "many tokens: both scales of products",
+        "many tokens: the weight of a route",
+        "1 token: the scale of the second product",
+        "64 tokens: the scale of the activations",
+        "narrow: the scale of the second product",
+    ],
+)
+def test_a_kernel_that_takes_anothers_scale_or_does_not_wait_is_detected(
+    path: str, before: str, after: str, kernel: Launched, only: int | None, planned: Planner
+) -> None:
+    """FlashInfer 0.7.2.post1, with a change of a kernel's source: each expert has other scales."""
+    made = planned(NEWEST)
+    tree = OverlayTree(made.base.tree)
+    tree.update(made.plan.changes)
+    parts = (tree.read(path) or b"").decode().split(before)
+    assert len(parts) > 1
+    at = range(1, len(parts)) if only is None else (only + 1,)
+    changed = "".join(
+        (after if n in at else before if n else "") + part for n, part in enumerate(parts)
+    )
+    tree.update({path: Content.of(changed.encode())})
+    request = launch_request(made.plan.env, "sm_121a", [kernel])
+    packages, trust = made.base.identity.packages, TrustedSources(everything=True)
+    (reply,) = launch_in_sandbox(request, tree, packages, trust).replies
+    assert not reply.error
+    runs = [run for ran in reply.ran for run in ran.runs]
+    races = [race for run in runs for race in judged(run) if race.kind != UNWRITTEN]
+    assert races or any(run.fault or run.wrong for run in runs)
 
 
 KERNELS = "vllm/model_executor/kernels/linear/nvfp4/flashinfer.py"
