@@ -34,12 +34,16 @@ from builder.ptx.runs import program_of, run_once, schedules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import SupportsIndex
 
     from numpy.typing import NDArray
 
     from builder.ptx.coverage import Coverage
     from builder.ptx.findings import FoundRace
     from builder.ptx.source import Kernel, Parameter
+
+    #: One to three numbers, of Python's or numpy's.
+    Size = SupportsIndex | Sequence[SupportsIndex] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,12 +139,12 @@ class Result:
 def run(
     ptx: str | Path,
     kernel: str,
-    grid: int | Sequence[int],
-    block: int | Sequence[int],
+    grid: Size,
+    block: Size,
     arguments: Sequence[Any] | Mapping[str, Any],
     *,
-    shared: int = 0,
-    cluster: int | Sequence[int] | None = None,
+    shared: SupportsIndex = 0,
+    cluster: Size | None = None,
     schedules: Sequence[str] = (),
 ) -> Result:
     """Run a kernel in each schedule, watching for races.
@@ -178,12 +182,12 @@ def run(
 def launch_of(
     ptx: str | Path,
     kernel: str,
-    grid: int | Sequence[int],
-    block: int | Sequence[int],
+    grid: Size,
+    block: Size,
     arguments: Sequence[Any] | Mapping[str, Any],
     *,
-    shared: int = 0,
-    cluster: int | Sequence[int] | None = None,
+    shared: SupportsIndex = 0,
+    cluster: Size | None = None,
 ) -> tuple[LaunchFile, list[NDArray[Any]]]:
     """The launch that `run` runs, and the arrays of its memory, in order.
 
@@ -194,7 +198,7 @@ def launch_of(
     names = list(arguments) if isinstance(arguments, dict) else None
     values = list(arguments.values()) if isinstance(arguments, dict) else list(arguments)
     sizes = _triple(grid, "a grid", MOST_BLOCKS), _triple(block, "a block", MOST_THREADS)
-    file = LaunchFile("launch", text, kernel, *sizes, shared, (), ())
+    file = LaunchFile("launch", text, kernel, *sizes, 0, (), ())
     program = program_of(file, Path("kernel"))
     arrays, memory = _arrays(values, names)
     size = _whole(shared)
@@ -206,7 +210,7 @@ def launch_of(
     return replace(file, parameters=parameters, memory=memory, cluster=clusters, **changes), arrays
 
 
-def _triple(size: int | Sequence[int], what: str, most: int) -> tuple[int, int, int]:
+def _triple(size: Size, what: str, most: int) -> tuple[int, int, int]:
     sizes = [*size] if isinstance(size, list | tuple | np.ndarray) and np.ndim(size) else [size]
     whole = [*filter(None, map(_whole, sizes))]
     if not 1 <= len(sizes) <= 3 or len(whole) < len(sizes) or min(whole) < 1:

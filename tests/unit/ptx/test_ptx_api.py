@@ -160,7 +160,7 @@ def test_a_part_of_several_names_lists_them() -> None:
 def test_numbers_of_numpy_and_of_python() -> None:
     x, out = arrays()
     sizes = np.int64(2), np.array([32, 1, 1])
-    result = run(GOOD, "add", *sizes, [x, out, 64, 2])  # type: ignore[arg-type]
+    result = run(GOOD, "add", *sizes, [x, out, 64, 2])
     assert result[out].tolist() == (x + 2).tolist(), "a whole number for .f32"
     with pytest.raises(UsageError, match=r"argument 2 is 7.0; the parameter is .* \.u32"):
         run(GOOD, "add", 2, 32, [x, out, 7.0, 0.5])
@@ -170,7 +170,7 @@ def test_numbers_of_numpy_and_of_python() -> None:
             run(GOOD, "add", 2, 32, wrong)
     for size in (True, np.array([2.0]), np.array([[1]])):
         with pytest.raises(UsageError, match="one to three numbers"):
-            run(GOOD, "add", size, 32, [x, out, 64, 0.5])  # type: ignore[arg-type]
+            run(GOOD, "add", size, 32, [x, out, 64, 0.5])
 
 
 def test_shared_memory_has_a_size() -> None:
