@@ -97,7 +97,7 @@ def mod_draft(name: str, path: Path, base: str, package: str = "") -> Draft:
     ref = Ref(base or f"pypi:vllm=={vllm_releases(index)[-1]}")
     with closing(identify_base(ref, Selection((), ()), index, platform=None)) as subject:
         identity = subject.identity
-        site = SITE if identity.kind == "dir" else identity.site_packages
+        site = SITE if identity.is_installed else identity.site_packages
         return draft_on(name, path, files, subject.tree, str(ref), package, site)
 
 

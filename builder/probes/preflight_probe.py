@@ -54,6 +54,7 @@ from builder.probes import (
     dispatch_probe,
     model_counts,
     preflight_memory,
+    preflight_server,
     preflight_weights,
     stub_driver,
 )
@@ -527,21 +528,22 @@ def failure(error: BaseException, stage: str) -> Json:
     return {**named, "stage": stage, "tail": tail.splitlines()[-25:]}
 
 
-def parsed(model: str, flags: Sequence[str]) -> Any:
+def parsed(model: str, flags: Sequence[str], probe: Probe) -> Any:
     """The release's own arguments for these flags.
 
     Raises:
-        ValueError: its parser refuses them.
+        ValueError: its parser refuses them, or its server does.
     """
     arguments = importlib.import_module("vllm.engine.arg_utils").EngineArgs
     utilities: Any = importlib.import_module("vllm.utils")
     with contextlib.suppress(ImportError):
         utilities = importlib.import_module("vllm.utils.argparse_utils")
     parser = utilities.FlexibleArgumentParser()
-    lacking = ""
+    lacking, module = "", None
     for name in SERVER_ARGUMENTS:  # the flags of a server, too
         try:
-            parser = importlib.import_module(name).make_arg_parser(parser)
+            module = importlib.import_module(name)
+            parser = module.make_arg_parser(parser)
         except (ImportError, AttributeError) as error:
             lacking = lacking or str(error)
         else:
@@ -557,7 +559,10 @@ def parsed(model: str, flags: Sequence[str]) -> Any:
 
     parser.error = refuse
     # the model last: another one among the flags would win
-    asked = arguments.from_cli_args(parser.parse_args([*flags, "--model", model]))
+    given = parser.parse_args([*flags, "--model", model])
+    if not lacking and (unknown := preflight_server.check(given, module)):
+        probe.note(f"checks of the server's flags, not asked: {unknown}")
+    asked = arguments.from_cli_args(given)
     asked.skip_tokenizer_init = True
     return asked
 
@@ -1017,7 +1022,7 @@ def answer(question: Json, probe: Probe, scratch: str) -> Json:
         flags = [str(flag) for flag in question["flags"]]
         model_folder = without_code(str(question["model"]), flags, probe, scratch)
         use_own_configuration(model_folder, probe)
-        asked = parsed(model_folder, flags)
+        asked = parsed(model_folder, flags, probe)
         refuse_counts("--hf-overrides", getattr(asked, "hf_overrides", None))
         stage = "configuration"
         context = importlib.import_module("vllm.usage.usage_lib").UsageContext

@@ -306,8 +306,12 @@ def _by_its_place(error: Refusal) -> str:
 
 
 def _by_mistake(error: Refusal) -> str:
-    """Why an error may be no refusal, by its kind; empty if it is one."""
-    if error.type in _MISTAKES:
+    """Why an error may be no refusal, by its kind; empty if it is one.
+
+    vLLM's server raises a ``TypeError`` on purpose where flags do not go together.
+    """
+    is_meant = error.stage == "arguments" and error.message.startswith("Error: ")
+    if error.type in _MISTAKES and not is_meant:
         return f"it may be a stand-in's fault ({_in_short(error)})"
     return ""
 

@@ -37,7 +37,14 @@ from builder.serving.preflight import (
 from builder.serving.recipe import CONCERNS, RecipeImage, node_count
 from builder.serving.release import official_image
 from builder.serving.released import release_base
-from builder.serving.serveflags import PLUGINS, REASONING_FLAG, TOOL_FLAG, canonical
+from builder.serving.serveflags import (
+    PLUGINS,
+    REASONING_FLAG,
+    TOOL_CHOICE,
+    TOOL_FLAG,
+    canonical,
+    of_plugins,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -205,13 +212,12 @@ def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
     """The flags that a release is asked about, and what is said of the others."""
     left_out: list[str] = []
     words: list[Words] = []
-    names = {_name(flag) for flag in flags}
+    plugged = of_plugins({_name(flag) for flag in flags})
     for flag in flags:
         name = _name(flag)
-        plugged = any(name in pair and pair[1] in names for pair in PLUGINS.items())
         if name == _SPECULATION and '"model"' in shlex.join(flag).replace("'", '"'):
             left_out.append(f"{name}: the draft model's configuration is not here")
-        elif plugged:
+        elif name in plugged or name in PLUGINS.values():
             left_out.append(f"{name}: the code of a plugin is not run")
         elif name not in _NOT_ASKED and _value(flag, name) != _RAY:
             if names_code(flag):
@@ -373,7 +379,7 @@ def _places(word: str, words: Sequence[str]) -> Iterator[int]:
 
 OTHER = ("--profile", "marlin")
 #: They read the tokenizer, which is not here; ``recipe_of`` takes names that the release has.
-_PARSERS = {REASONING_FLAG, *PLUGINS, TOOL_FLAG, "--enable-auto-tool-choice"}
+_PARSERS = {REASONING_FLAG, *PLUGINS, TOOL_FLAG, TOOL_CHOICE}
 
 
 class RecipeRefused(SparkBuildError):

@@ -34,7 +34,7 @@ from builder.images.bases.pypi import identify_pypi
 from builder.images.subject import BaseRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from builder.applier.trees import Tree
     from builder.images.subject import Subject
@@ -922,8 +922,18 @@ _TOOLS = ("vllm.tool_parsers", "_TOOL_PARSERS_TO_REGISTER")
 #: Flags that take the name of a parser, and the flag for a plugin from the checkpoint.
 REASONING_FLAG, TOOL_FLAG = "--reasoning-parser", "--tool-call-parser"
 PLUGINS = {REASONING_FLAG: "--reasoning-parser-plugin", TOOL_FLAG: "--tool-parser-plugin"}
+#: Lets the model call tools; it needs a parser.
+TOOL_CHOICE = "--enable-auto-tool-choice"
 #: Values that mean no parser.
 _NO_PARSER = ("", "none")
+
+
+def of_plugins(names: Collection[str]) -> frozenset[str]:
+    """The flags that code decides which is not run: those of parsers that come with a plugin."""
+    parsers = {name for name, plugin in PLUGINS.items() if plugin in names}
+    return frozenset(parsers | ({TOOL_CHOICE} if TOOL_FLAG in parsers else set()))
+
+
 #: vLLM's variables begin with this; vLLM warns about unknown ones.
 VARIABLES = "VLLM_"
 

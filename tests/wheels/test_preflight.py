@@ -6,6 +6,7 @@ The kernels are those that `docs/dispatch.md` has for single layers; the refusal
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,16 +15,24 @@ from benchmarks.preflight_sweep import sweep
 from builder.__main__ import run
 from builder.common.document import read
 from builder.common.paths import cache_dir
+from builder.common.reference import Ref
+from builder.layers.catalog import Selection
+from builder.pipeline.bases import identify_base
 from builder.proof.model import kinds_of
-from builder.proof.wholemodel import LayerRow
+from builder.proof.trust import TrustedSources
+from builder.proof.wholemodel import LayerRow, Release, Target
 from builder.serving.configurations import FORMS
 from builder.serving.memory import memory_estimate
 from builder.serving.models import Models
 from builder.serving.options import MemoryRequest
 
+from .states import expected
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from builder.common.pypi import PackageIndex
 
 NVFP4 = {
     "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8",
@@ -292,6 +301,36 @@ def test_what_a_release_refuses(asked: Any, words: Any, stage: str, message: str
     assert message in document["refusal"]["message"]
     assert [cure["flags"] for cure in document["cures"]] == [SHARE]
     assert document["error"]["code"] == 5
+
+
+#: Flags of the server, and what each release says of them before it builds an engine; "" if it
+#: accepts them.  Files are on the server's machine, and plugins are not run.
+OF_THE_SERVER = {
+    "--enable-auto-tool-choice": "Error: --enable-auto-tool-choice requires --tool-call-parser",
+    "--enable-auto-tool-choice --tool-call-parser other": "invalid tool call parser: other",
+    "--enable-log-outputs": "Error: --enable-log-outputs requires --enable-log-requests",
+    "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3 --port 8080"
+    " --chat-template /none/such.jinja": "",
+    "--enable-auto-tool-choice --tool-call-parser own --tool-parser-plugin /none/own.py": "",
+}
+
+
+@pytest.mark.parametrize("release", expected()["vllm"].releases)
+def test_every_release_checks_the_flags_of_its_server(
+    release: str, tmp_path: Path, index: PackageIndex
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    ref = Ref(f"pypi:vllm=={release}")
+    with closing(identify_base(ref, Selection((), ()), index, platform=None)) as base:
+        opened = Release(Target.of(base), TrustedSources())
+        answers = opened.ask(tmp_path, [flags.split() for flags in OF_THE_SERVER])
+    for answer, said in zip(answers, OF_THE_SERVER.values(), strict=True):
+        assert not any("not asked" in one for one in answer.simulated)
+        assert answer.not_run == ""
+        assert (answer.error is not None) == bool(said)
+        if answer.error is not None:
+            assert said in answer.error.message
+            assert answer.error.stage == "arguments"
 
 
 def test_one_of_two_nodes(asked: Any) -> None:

@@ -213,7 +213,8 @@ def test_what_is_not_asked_is_said(model: Path) -> None:
     release = FakeRelease()
     text = (
         f'vllm serve {model} --port "$P" --max-model-len 8 --reasoning-parser y '
-        "--reasoning-parser-plugin y.py --distributed-executor-backend ray "
+        "--reasoning-parser-plugin y.py --enable-auto-tool-choice --tool-call-parser y "
+        "--tool-parser-plugin y.py --distributed-executor-backend ray "
         """--speculative-config '{"method":"eagle3","model":"a/b"}'"""
     )
     (asked,) = report(text, release).asked

@@ -166,3 +166,15 @@ def test_flags_of_a_file_that_name_code_are_left_out(
         "--worker-cls", "--log-config-file",
     ]  # fmt: skip
     assert "--worker-cls is left out: it names code" in capsys.readouterr().err
+
+
+def test_a_parser_that_comes_with_a_plugin_is_left_out_with_it(tmp_path: Path) -> None:
+    """A release would refuse its name, and tool choice without it."""
+    words = "--enable-auto-tool-choice --tool-call-parser own --tool-parser-plugin own.py --seed 1"
+    (tmp_path / "serve.sh").write_text(f"vllm serve org/model {words}\n")
+    request = asked(str(tmp_path / "serve.sh"), release="0.33.0")
+    assert "--seed" in request.flags
+    assert not any("tool" in word for word in request.flags)
+    assert len(request.left_out) == 3
+    (tmp_path / "serve.sh").write_text("vllm serve org/model --tool-call-parser hermes\n")
+    assert "--tool-call-parser" in asked(str(tmp_path / "serve.sh"), release="0.33.0").flags

@@ -87,4 +87,6 @@ def test_a_late_warp_writes_beyond_the_output_without_the_barrier(
         faults.append(single.run.fault or "")
     assert faults[0] == ""
     assert "moe_dynamic_kernel.py:2512" in faults[1]  # the scatter
-    assert "(16 bytes) is outside every buffer" in faults[1]
+    # behind the output there is no buffer, or one of the inputs: their addresses differ by run
+    beyond = ("(16 bytes) is outside every buffer", "a write to memory-")
+    assert any(words in faults[1] for words in beyond)
