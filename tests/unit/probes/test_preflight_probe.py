@@ -279,12 +279,16 @@ def test_flags_of_a_server_that_is_not_here_are_no_refusal(monkeypatch: pytest.M
     }
     for name, values in modules.items():
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**values))
-    assert probe.parsed("m", ["--load-format", "dummy"]).model == "m"
-    assert probe.parsed("m", ["--model", "other"]).model == "m", "the answer is about m"
+
+    def parsed(*flags: str) -> Any:
+        return probe.parsed("m", flags, SimpleNamespace())  # nothing is noted
+
+    assert parsed("--load-format", "dummy").model == "m"
+    assert parsed("--model", "other").model == "m", "the answer is about m"
     with pytest.raises(probe.StandInError, match="--tool-parser x: those of the server are not"):
-        probe.parsed("m", ["--tool-parser", "x"])
+        parsed("--tool-parser", "x")
     with pytest.raises(ValueError, match="expected one argument"):
-        probe.parsed("m", ["--load-format"])
+        parsed("--load-format")
 
 
 @pytest.mark.parametrize(
