@@ -161,7 +161,7 @@ def test_a_locked_base_is_not_read_again(project: Project) -> None:
     assert (image.code, image.json["digest"]) == (0, without.json["digest"])
     added = image.json["added_bytes"]
     assert image.moved - added < 30_000, "the base, its mounts, and the new manifests"
-    assert added < 1.5 * LITTLE, "our layers: one patched file, the rest verifies it in the image"
+    assert added < LITTLE + 60_000, "our layers: one patched file, and what verifies it there"
     assert not project.index.requests, "nor was the package index asked"
 
 
