@@ -45,6 +45,11 @@ def runs_of(made: Planned, *, layer: bool, padded: bool) -> list[Run]:
     return [run for ran in reply.ran for run in ran.runs]
 
 
+def differs_in_one_row(run: Run) -> bool:
+    """A few of its values are right by chance: zero, or nearly."""
+    return HIDDEN - 8 < run.wrong <= HIDDEN
+
+
 @pytest.mark.parametrize("release", ["0.28.0", "0.30.0"])
 def test_a_padding_token_needs_the_layer(release: str, planned: Planner) -> None:
     """Without it -1 is an index; with it the token's own row differs, and no other."""
@@ -53,7 +58,8 @@ def test_a_padding_token_needs_the_layer(release: str, planned: Planner) -> None
     for run in runs_of(made, layer=False, padded=True):
         assert "(4 bytes) is outside every buffer" in run.fault
     for run in runs_of(made, layer=True, padded=True):
-        assert (run.fault, run.values, run.wrong) == ("", TOKENS * HIDDEN, HIDDEN)
+        assert (run.fault, run.values) == ("", TOKENS * HIDDEN)
+        assert differs_in_one_row(run)
     for run in runs_of(made, layer=True, padded=False):
         assert (run.fault, run.values, run.wrong) == ("", TOKENS * HIDDEN, 0)
 
@@ -63,4 +69,6 @@ def test_newer_kernels_skip_a_padding_token(planned: Planner) -> None:
     made = planned("pypi:vllm==0.33.0")
     assert made.decision(LAYER).outcome.state == "upstream"
     runs = [run for run in runs_of(made, layer=True, padded=True) if run.values]
-    assert {(run.fault, run.wrong) for run in runs} == {("", HIDDEN)}
+    assert {run.fault for run in runs} == {""}
+    assert runs
+    assert all(map(differs_in_one_row, runs))
