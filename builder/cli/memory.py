@@ -68,7 +68,7 @@ def _memory_lines(estimate: "MemoryEstimate") -> Iterator[str]:
                    f"{cache.sequences} x {cache.context} tokens, {cache.dtype} ({cache.source}), "
                    f"{cache.full_layers} attention layers{windows}, "
                    f"{cache.bytes_per_token} bytes for each token{state}", least)  # fmt: skip
-    yield _row("beside them", _gibibytes(estimate.overhead.bytes),
+    yield _row("overhead", _gibibytes(estimate.overhead.bytes),
                f"activations, workspaces, CUDA graphs: +-{estimate.overhead_error // GIB} GiB "
                f"({estimate.overhead.source})")  # fmt: skip
     yield _figure("system", estimate.system)

@@ -66,12 +66,13 @@ def parser_check() -> Callable[[argparse.Namespace], None]:
             spec = importlib.util.find_spec(module)
         except ImportError:
             continue
-        for function in released(spec.origin, PARSERS) if spec and spec.origin else ():
+        function = released(spec.origin, PARSERS) if spec and spec.origin else None
+        if function is not None:
             return function
     raise LookupError("this release has it elsewhere")
 
 
-def released(file: str, name: str) -> Iterator[Callable[[argparse.Namespace], None]]:
+def released(file: str, name: str) -> Callable[[argparse.Namespace], None] | None:
     """A function of a file, with the imports of the file that it uses; nothing else is run."""
     with open(file, encoding="utf-8") as stream:
         body = ast.parse(stream.read()).body
@@ -81,7 +82,9 @@ def released(file: str, name: str) -> Iterator[Callable[[argparse.Namespace], No
             parts: list[ast.stmt] = [*imports(body, used), function]
             names: dict[str, Any] = {}
             exec(compile(ast.Module(parts, []), file, "exec"), names)
-            yield names[name]
+            check_parsers: Callable[[argparse.Namespace], None] = names[name]
+            return check_parsers
+    return None
 
 
 def imports(body: list[ast.stmt], used: set[str]) -> Iterator[ast.stmt]:

@@ -45,7 +45,7 @@ from builder.common.machinecode import read_elf
 from builder.common.paths import cache_dir, package_file
 from builder.common.plan import Platform
 from builder.common.programs import DISPATCH
-from builder.common.pypi import PackageIndex
+from builder.common.pypi import OLDEST_VLLM, PackageIndex
 from builder.common.wheels import RemoteWheel
 from builder.errors import SparkBuildError, UsageError
 from builder.images.bases.imagetree import preload
@@ -139,8 +139,8 @@ def requirements_for(vllm: str) -> Requirements:
     sets = [s for s in raw["set"] if SpecifierSet(s["vllm"]).contains(vllm, prereleases=True)]
     if not sets:
         raise UsageError(
-            f"vLLM {vllm} is older than 0.17.0, and cannot be asked without its hardware",
-            hint="name a release from 0.17.0 on",
+            f"vLLM {vllm} is older than {OLDEST_VLLM}, and cannot be asked without its hardware",
+            hint=f"name a release from {OLDEST_VLLM} on",
         )
     needs_dsl = any(s["needs-dsl"] for s in sets)
     packages = sorted({package for s in sets for package in s["python-packages"]})

@@ -43,6 +43,7 @@ from builder.serving.serveflags import (
     TOOL_CHOICE,
     TOOL_FLAG,
     canonical,
+    name_of,
     of_plugins,
 )
 
@@ -212,9 +213,9 @@ def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
     """The flags that a release is asked about, and what is said of the others."""
     left_out: list[str] = []
     words: list[Words] = []
-    plugged = of_plugins({_name(flag) for flag in flags})
+    plugged = of_plugins({name_of(flag) for flag in flags})
     for flag in flags:
-        name = _name(flag)
+        name = name_of(flag)
         if name == _SPECULATION and '"model"' in shlex.join(flag).replace("'", '"'):
             left_out.append(f"{name}: the draft model's configuration is not here")
         elif name in plugged or name in PLUGINS.values():
@@ -225,10 +226,6 @@ def _askable(flags: Sequence[Words]) -> tuple[list[Words], tuple[str, ...]]:
             else:
                 words.append(flag)
     return words, tuple(left_out)
-
-
-def _name(flag: Words) -> str:
-    return canonical(flag[0].partition("=")[0])
 
 
 def _value(flag: Words, name: str) -> Words:
@@ -259,7 +256,7 @@ def _asked(
             break
         refusal = latest.refusal
         if more := _MORE_GPUS.search(refusal.message):
-            if ranks or any(_name(flag) == "--nnodes" for flag in flags):
+            if ranks or any(name_of(flag) == "--nnodes" for flag in flags):
                 break
             ranks = [("--nnodes", more[1]), ("--node-rank", "0")]
             continue
@@ -276,7 +273,7 @@ def _asked(
         if not culprits:
             break
         flags = [flag for flag in flags if flag not in culprits]
-        if any(_name(flag) in _RANKS for flag in culprits):
+        if any(name_of(flag) in _RANKS for flag in culprits):
             ranks = []  # without it they are fewer
     left_out += _other_ranks(question, ranks)
     if answer is None:
@@ -327,7 +324,7 @@ def _other_ranks(question: Question, ranks: Sequence[Words]) -> Iterator[str]:
     """What was not asked of a server with several ranks: a simulated Spark has one GPU."""
     if ranks and not question.joined:
         flags = question.flags
-        joined = any(_name(f) in _JOINED or _value(f, _name(f)) == _RAY for f in flags)
+        joined = any(name_of(f) in _JOINED or _value(f, name_of(f)) == _RAY for f in flags)
         what = "the other ranks" if joined else "several GPUs in one machine"
         yield f"{what}; it was rank 0 of {ranks[0][1]} machines with one GPU each"
 
@@ -352,7 +349,7 @@ def _culprits(answer: Preflight, flags: Sequence[Words]) -> list[Words]:
     message = answer.refusal.message
     if answer.refusal.stage == "arguments":
         names = {canonical(name) for name in re.findall(r"-[-\w.]*\w", message)}
-        spelled = [flag for flag in flags if {flag[0], _name(flag)} & names]
+        spelled = [flag for flag in flags if {flag[0], name_of(flag)} & names]
         if spelled:
             return spelled if "unrecognized" in message else spelled[:1]
     for cure in answer.cures:
@@ -360,8 +357,8 @@ def _culprits(answer: Preflight, flags: Sequence[Words]) -> list[Words]:
         if len(out) == 1:
             return out
     longest = sorted(flags, key=lambda flag: -len(flag[0]))
-    fields = {flag: _name(flag).lstrip("-").replace("-", "_") for flag in flags}
-    return [f for f in longest if _name(f) in message or f"{fields[f]} " in f"{message} "
+    fields = {flag: name_of(flag).lstrip("-").replace("-", "_") for flag in flags}
+    return [f for f in longest if name_of(f) in message or f"{fields[f]} " in f"{message} "
             or f"{fields[f]}=" in message][:1]  # fmt: skip
 
 

@@ -73,7 +73,7 @@ OVERHEAD = MemoryFigure(
 OVERHEAD_PER_TOKEN = 225 * 1024
 OVERHEAD_ERROR = 3 * GIB
 #: ``--max-num-batched-tokens`` that vLLM 0.22.1 to 0.33.0 choose by themselves on a GB10.
-USUAL_BATCH = 2048
+USUAL_BATCH = MemoryRequest.batched_tokens
 #: How much more KV cache a release may take than `KvNeed` has, for layers whose state does not grow
 #: with the context: at most 2.3 times, by 0.33.0 for nine models at 8,192 and 65,536 tokens.
 STATES_TIMES = 3
@@ -451,8 +451,8 @@ def _joined(
     fits = verdict(parts.weights, cache, own_room)
     if fits == "unknown" and cache and own_room is not None:
         parts.unknown.append(_between(cache, own_room))
-    pinned = cache is not None and request.utilization is None and parts.share is None
-    pinned = pinned and not (cache is None or cache.at_least)
+    is_whole = cache is not None and not cache.at_least
+    pinned = is_whole and request.utilization is None and parts.share is None
     flags, refused = _flags(cache, share, fits, interface, pinned=pinned)
     return MemoryEstimate(
         model=request.subject, total=TOTAL, weights=parts.weights, kv_cache=cache,
@@ -466,10 +466,11 @@ def _joined(
 
 def _between(cache: KvCache, room: int) -> str:
     """Why it is not known whether a KV cache of known size fits."""
-    size = f"{'at least ' if cache.at_least else ''}{cache.bytes / GIB:.2f} GiB"
+    most = f" to {cache.most / GIB:.2f}" if cache.at_least else ""
     return (
-        f"fits: {size} of KV cache, in {room / GIB:.2f} GiB that may be "
-        f"{OVERHEAD_ERROR // GIB} GiB more or less; ask the release: spark-build preflight"
+        f"fits: the KV cache needs {cache.bytes / GIB:.2f}{most} GiB, and about "
+        f"{room / GIB:.2f} GiB is left for it, give or take {OVERHEAD_ERROR // GIB} GiB; ask the "
+        "release: spark-build preflight"
     )
 
 

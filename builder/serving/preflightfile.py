@@ -32,7 +32,7 @@ from builder.serving.preflight import (
     with_flags,
 )
 from builder.serving.released import release_base
-from builder.serving.serveflags import canonical, of_plugins
+from builder.serving.serveflags import name_of, of_plugins
 
 if TYPE_CHECKING:
     import datetime
@@ -125,8 +125,8 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
     for group in unknown:
         console.warn(f"{group[0]} is left out: its value is known only when the command is run")
     strange = [group for group in groups if group not in unknown and names_code(group)]
-    plugged = of_plugins({_name(group) for group in strange})
-    strange += [group for group in groups if _name(group) in plugged]
+    plugged = of_plugins({name_of(group) for group in strange})
+    strange += [group for group in groups if name_of(group) in plugged]
     for group in strange:
         console.warn(f"{group[0]} is left out: {WHY}, and nothing of a file's is run or read")
     own = tuple(w for group in groups if group not in (*unknown, *strange) for w in group)
@@ -152,11 +152,6 @@ def _of_command(given: Given, command: ServeCommand) -> PreflightRequest:
     asked = (*variables, *given.variables)
     request = _request(_with_release(given, command), model, flags, asked)
     return replace(request, left_out=tuple(f"{group[0]} ({WHY})" for group in strange))
-
-
-def _name(group: Sequence[str]) -> str:
-    """The name of a flag with its values, as a release's parser writes it."""
-    return canonical(group[0].partition("=")[0])
 
 
 def _with_release(given: Given, command: ServeCommand) -> Given:

@@ -1101,7 +1101,8 @@ def judge(inputs: MemoryInputs) -> MemoryJudged:
     if fits != "yes" and free and least is not None and share < least <= LARGEST_FRACTION:
         source = f"memory: {_need(estimate)} may not fit at {share:g} ({source})"
         flag = Setting(name=UTILIZATION, value=f"{least:.2f}", origin=source)
-        share, fits, room = least, "yes", _room(inputs, estimate, least)
+        share, room = least, _room(inputs, estimate, least)
+        fits = verdict(estimate.weights, estimate.kv_cache, room)
     room = room if given is None or room is None else min(given, room)
     memory = RecipeMemory(
         checkpoint=str(inputs.checkpoint or ""), utilization=share, source=source,

@@ -1113,6 +1113,11 @@ def canonical(name: str) -> str:
     return head.replace("_", "-") + dot + rest
 
 
+def name_of(words: Sequence[str]) -> str:
+    """The name of a flag with its values, as vLLM's parser spells it."""
+    return canonical(words[0].partition("=")[0])
+
+
 class _Kept(Part, frozen=True, kw_only=True):
     """A cached interface of a release, and the files that it was read from."""
 

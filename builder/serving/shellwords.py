@@ -42,7 +42,7 @@ def misread(words: Sequence[str]) -> Misread | None:
     if script:
         if at + 1 == len(words):
             return None
-        why = f"{shell} -c runs {first} alone: the words after it are parameters that nobody reads"
+        why = f"{shell} -c runs {first} alone, and ignores the words after it"
         return Misread(at, why, "one word after -c: a list with one text, or quotes around it")
     why = f"{shell} takes {first} for a script to read, and ends: it runs no program"
     return Misread(at, why, f"leave out {shell}, or -c and the whole command as one word")
